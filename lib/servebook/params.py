@@ -1,0 +1,205 @@
+"""A run's parameters: typed, strict, read from one YAML file. Knows nothing of the other modules.
+
+`load(path)` refuses anything it does not know, naming the key, its line and the nearest valid name,
+before any work is done. Units are in the names; times are seconds, sizes bytes (GB = 1e9, GiB = 2**30).
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from .errors import ServebookError
+
+Count = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Strict(BaseModel):
+    # strict: "8" is no number and 1.5 no count; ints are still accepted where a float is meant
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class ModelParams(Strict):
+    """Which model. Exactly one of hub, path, config says where its shape (and weights) come from."""
+
+    hub: str | None = None  # Hugging Face id, e.g. Qwen/Qwen2.5-7B-Instruct
+    path: str | None = None  # local folder with config.json (relative to the parameter file)
+    config: str | None = None  # a config packaged with servebook, e.g. qwen2.5-7b
+    revision: str | None = None  # Hub commit, tag or branch
+    weights: Literal["real", "dummy"] = "real"  # dummy: random values, nothing is downloaded
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    quantization: Literal["fp8", "int8", "int4"] | None = None  # weights only
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    trust_remote_code: bool = False
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelParams:
+        given = [k for k in ("hub", "path", "config") if getattr(self, k)]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of hub, path, config (found {', '.join(given) or 'none'})")
+        if self.config and self.weights == "real":
+            raise ValueError("a packaged config has no weights: set weights: dummy")
+        return self
+
+
+class HardwareFigures(Strict):
+    """Datasheet figures for hardware that the catalog does not hold."""
+
+    name: str
+    tensor_tflops: Annotated[float, Field(gt=0)]  # dense, in the model's dtype, 1e12 FLOP/s
+    memory_bandwidth_gb_per_s: Annotated[float, Field(gt=0)]  # 1e9 bytes/s
+    memory_gib: Annotated[float, Field(gt=0)]
+    source: str = "given in params"
+
+
+class HardwareParams(Strict):
+    gpu: str | None = None  # a catalog name, or "detect"
+    figures: HardwareFigures | None = None
+    price_per_hour: Annotated[float, Field(ge=0)] = 0.0
+    currency: str = "USD"
+
+    @model_validator(mode="after")
+    def _one_source(self) -> HardwareParams:
+        if bool(self.gpu) == bool(self.figures):
+            raise ValueError("give exactly one of gpu (a catalog name or detect) and figures")
+        return self
+
+
+class NaiveEngine(Strict):
+    """Transformers behind one FIFO lock, batch 1."""
+
+    kind: Literal["naive"]
+    port: Count | None = None  # a free one is chosen unless given
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    startup_timeout_s: Seconds = 900
+
+
+class VllmEngine(Strict):
+    """The real vLLM server as a child process. What is None is left to vLLM's own default."""
+
+    kind: Literal["vllm"]
+    port: Count | None = None
+    max_num_batched_tokens: Count | None = None
+    max_num_seqs: Count | None = None
+    max_model_len: Count | None = None
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    cpu_kv_cache_gib: Annotated[float, Field(gt=0)] = 1.0  # only where vLLM runs on the CPU
+    prefix_caching: bool = True
+    enforce_eager: bool = False
+    tensor_parallel_size: Count = 1
+    pipeline_parallel_size: Count = 1
+    data_parallel_size: Count = 1
+    extra_args: list[str] = []  # further flags of vLLM's server, as typed
+    env: dict[str, str] = {}
+    startup_timeout_s: Seconds = 900
+
+
+class OpenAIEngine(Strict):
+    """Any OpenAI-compatible server that already runs."""
+
+    kind: Literal["openai"]
+    url: str  # e.g. http://127.0.0.1:8000 (without /v1)
+    model: str | None = None  # the first of /v1/models unless given
+    api_key_env: str | None = None  # name of the environment variable that holds the key
+
+
+Engine = Annotated[NaiveEngine | VllmEngine | OpenAIEngine, Field(discriminator="kind")]
+
+
+class CalibrationPoint(Strict):
+    """A closed-loop measurement at C = 1 that the predictor may learn from."""
+
+    prompt_tokens: Count
+    output_tokens: Count
+    requests: Count = 5
+
+
+class _Sweep(Strict):
+    engines: list[str] | None = None  # all of the run's engines unless given
+    minutes_per_engine: dict[str, Annotated[float, Field(gt=0)]] = {}  # stop the sweep there after so long
+
+
+class ConcurrencySweep(_Sweep):
+    """Closed loop at exactly C requests in flight."""
+
+    kind: Literal["concurrency"]
+    prompt_tokens: Count
+    output_tokens: Count
+    concurrency: Annotated[list[Count], Field(min_length=1)]
+
+
+class PromptLengthSweep(_Sweep):
+    """One client, prompts of growing length."""
+
+    kind: Literal["prompt_length"]
+    prompt_tokens: Annotated[list[Count], Field(min_length=1)]
+    output_tokens: Count
+    concurrency: Count = 1
+
+
+class ArrivalRateSweep(_Sweep):
+    """Open loop: requests arrive at a rate, whatever the server does."""
+
+    kind: Literal["arrival_rate"]
+    prompt_tokens: Count
+    output_tokens: Count
+    rates_per_s: list[Annotated[float, Field(gt=0)]] = []
+    shares_of_capacity: list[Annotated[float, Field(gt=0)]] = []  # of the engine's predicted request rate
+    arrivals: Literal["poisson", "constant", "gamma"] = "poisson"
+    gamma_shape: Annotated[float, Field(gt=0)] = 1.0
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ArrivalRateSweep:
+        if bool(self.rates_per_s) == bool(self.shares_of_capacity):
+            raise ValueError("give exactly one of rates_per_s and shares_of_capacity")
+        return self
+
+
+Sweep = Annotated[ConcurrencySweep | PromptLengthSweep | ArrivalRateSweep, Field(discriminator="kind")]
+
+
+class Slo(Strict):
+    ttft_s: Seconds | None = None
+    tpot_s: Seconds | None = None
+    e2e_s: Seconds | None = None
+
+
+class Load(Strict):
+    jitter_s: Annotated[float, Field(ge=0)] = 0.05  # a client waits U(0, jitter) before its next request
+    warmup_requests: Annotated[int, Field(ge=0)] = 10  # first max(C, this) completions are not measured
+    min_requests: Count = 20  # measured completions a point needs at least
+    max_requests: Count = 400
+    min_seconds: Annotated[float, Field(ge=0)] = 10
+    max_seconds: Seconds = 120  # warm-up included; a point ends here whatever it has
+    request_timeout_s: Seconds = 600
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Count | None = None
+    scrape_interval_s: Seconds = 1.0
+    seed: int = 1
+
+
+class RunParams(Strict):
+    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # folder name under outputs/
+    title: str
+    description: str = ""
+    model: ModelParams
+    hardware: HardwareParams
+    engines: Annotated[dict[str, Engine], Field(min_length=1)]
+    calibration: list[CalibrationPoint] = []
+    sweeps: dict[str, Sweep] = {}
+    slo: Slo = Slo()
+    load: Load = Load()
+
+    @model_validator(mode="after")
+    def _names_agree(self) -> RunParams:
+        for name, sweep in self.sweeps.items():
+            for engine in [*(sweep.engines or []), *sweep.minutes_per_engine]:
+                if engine not in self.engines:
+                    raise ValueError(f"sweep {name} names the engine {engine!r}; this run has {', '.join(self.engines)}")
+        return self
