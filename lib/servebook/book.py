@@ -1,0 +1,315 @@
+"""A run as the notebooks, the pipeline and the command see it: one object that binds the stages to the run's folder.
+
+Holds no formulas and no measuring of its own; every method reads what the stage before wrote and calls one room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from . import hardware, model, params, points, predict, provenance, results
+from .errors import ServebookError
+from .points import PointSpec
+
+ROOT = Path(__file__).parents[2]  # the checkout: the package is installed editable
+PLANNED, PAST_LIMIT = "planned", "time limit"
+
+
+def find_params(path: str | Path) -> Path:
+    """A parameter file as typed: from the working folder, else from the checkout, so notebooks run from anywhere."""
+    path = Path(path).expanduser()
+    return path if path.exists() or path.is_absolute() or not (ROOT / path).exists() else ROOT / path
+
+
+def outputs_folder() -> Path:
+    """Where runs are kept: outputs/ of the checkout, or the folder in SERVEBOOK_OUTPUTS."""
+    return Path(os.environ.get("SERVEBOOK_OUTPUTS") or ROOT / "outputs")
+
+
+class Book:
+    """One run: `params` (validated), `dir` (its folder), `base` (the folder that relative paths in params start from)."""
+
+    def __init__(self, run_params: params.RunParams, run_dir: Path, base: Path) -> None:
+        self.params, self.dir, self.base = run_params, run_dir, base
+
+    @classmethod
+    def open(cls, params_path: str | Path, *, create: bool = False) -> Book:
+        """The run of a parameter file. With create, its folder is made and the resolved parameters written into it."""
+        path = find_params(params_path)
+        run_params = params.load(path)
+        book = cls(run_params, outputs_folder() / run_params.run, path.resolve().parent)
+        if create:
+            book._create(params.dump(run_params))
+        return book
+
+    @classmethod
+    def at(cls, run_dir: Path) -> Book:
+        """A stored run by its folder (relative model paths are not needed again once it ran)."""
+        resolved = run_dir / "params.yaml"
+        if not resolved.exists():
+            raise ServebookError("no run is stored here", str(run_dir), "Give a folder under outputs/ that holds params.yaml")
+        return cls(params.load(resolved), run_dir, run_dir)
+
+    def _create(self, resolved: str) -> None:
+        try:
+            self.dir.mkdir(parents=True, exist_ok=True)
+            stored = self.dir / "params.yaml"
+            if not stored.exists() or stored.read_text() != resolved:
+                results.write_text(stored, resolved)
+        except OSError as error:
+            raise ServebookError(
+                f"cannot write the run's folder ({error.strerror})", str(self.dir),
+                "Free space or permissions there, or set SERVEBOOK_OUTPUTS to another folder",
+            ) from error  # fmt: skip
+
+    # --- what is known before measuring -------------------------------------------------------------------------
+
+    @cached_property
+    def shape(self) -> model.ModelShape:
+        return model.load_shape(self.params.model, self.base)
+
+    @cached_property
+    def gpu(self) -> hardware.Gpu:
+        """The hardware, detected once per run: a second session on the same folder must not move the prediction."""
+        stored = self.dir / "hardware.json"
+        if stored.exists():
+            record = json.loads(stored.read_text())
+            if record["asked"] == self.params.hardware.model_dump(mode="json"):
+                return hardware.Gpu(**record["gpu"])
+        gpu = hardware.resolve(self.params.hardware)
+        if self.dir.exists():
+            record = {"asked": self.params.hardware.model_dump(mode="json"), "gpu": results.plain(gpu)}
+            results.write_json(stored, record)
+        return gpu
+
+    def facts(self, engine: str) -> dict[str, Any]:
+        """What a server said of itself when it last started, {} where it never did."""
+        return results.read_json(self.dir / "engines" / f"{engine}.json") or {}
+
+    def all_facts(self) -> dict[str, dict[str, Any]]:
+        return {name: self.facts(name) for name in self.params.engines}
+
+    # --- predictions --------------------------------------------------------------------------------------------
+
+    def predict(self, engine: str | None = None) -> dict[str, Any]:
+        """Predict and freeze: before anything is measured (no engine), or for one engine after its C = 1 points.
+
+        Returns the frozen entry, the old one where later points forbid a new.
+        """
+        if engine is None:
+            prediction = predict.predict_run(self.params, self.shape, self.gpu)
+            return predict.freeze(self.dir, "datasheet", prediction)
+        measured = [p for p in self.stored_points() if p["engine"] == engine and p["sweep"] == points.CALIBRATION]
+        prediction = predict.predict_run(
+            self.params, self.shape, self.gpu, facts={engine: self.facts(engine)}, calibration=measured, engines=[engine]
+        )
+        return predict.freeze(self.dir, f"calibrated:{engine}", prediction)
+
+    def frozen(self, stage: str) -> dict[str, Any] | None:
+        """The latest frozen entry of a stage, None where nothing was frozen."""
+        stored = results.read_json(self.dir / "predictions.json") or {"frozen": []}
+        return next((e for e in reversed(stored["frozen"]) if e["stage"] == stage), None)
+
+    def frozen_points(self, engine: str) -> list[dict[str, Any]]:
+        """The best prediction there is of an engine's points: calibrated, else from the datasheet."""
+        entry = self.frozen(f"calibrated:{engine}") or self.frozen("datasheet") or {"points": []}
+        return [p for p in entry["points"] if p["engine"] == engine]
+
+    # --- what to measure ----------------------------------------------------------------------------------------
+
+    def specs(self, engine: str, sweep: str) -> list[PointSpec]:
+        """The points of a sweep for an engine; shares of capacity become the rates that the prediction was frozen with."""
+        if sweep == points.CALIBRATION:
+            return points.calibration_points(self.params, engine)
+        entry = self.frozen(f"calibrated:{engine}") or self.frozen("datasheet") or {}
+        capacity = (entry.get("capacity_per_s") or {}).get(f"{sweep}/{engine}")
+        return points.sweep_points(self.params, sweep, engine, capacity)
+
+    def missing(self, engine: str, sweeps: list[str | None]) -> bool:
+        """Whether anything of these sweeps is still to be measured on the engine (None: its calibration)."""
+        for sweep in sweeps:
+            specs = self.specs(engine, sweep or points.CALIBRATION)
+            unresolved = sweep is not None and not specs and self.frozen(f"calibrated:{engine}") is None
+            if unresolved or any(not self._kept(s) and not self._past_limit(s) for s in specs):
+                return True
+        return not self.facts(engine)
+
+    def fingerprint(self, spec: PointSpec) -> str:
+        """Digest of what a point's figures depend on: the point, model, engine, load, and the server's version."""
+        facts = self.facts(spec.engine)
+        return provenance.sha256(
+            {
+                "spec": results.plain(spec),
+                "model": self.params.model.model_dump(mode="json"),
+                "engine": self.params.engines[spec.engine].model_dump(mode="json", exclude={"port", "startup_timeout_s"}),
+                "load": self.params.load.model_dump(mode="json"),
+                "version": facts.get("version"),
+                "gpu": self.gpu.name,
+            }
+        )
+
+    def _stored(self, spec: PointSpec) -> dict[str, Any] | None:
+        return results.read_json(self._point_file(spec))
+
+    def _kept(self, spec: PointSpec) -> bool:
+        stored = self._stored(spec)
+        return stored is not None and stored.get("fingerprint") == self.fingerprint(spec)
+
+    def _point_file(self, spec: PointSpec) -> Path:
+        return self.dir / "requests" / spec.sweep / spec.engine / f"{spec.point}.json"
+
+    def _limit_file(self, sweep: str, engine: str) -> Path:
+        return self.dir / "requests" / sweep / engine / "stopped.json"
+
+    def _past_limit(self, spec: PointSpec) -> bool:
+        stopped = results.read_json(self._limit_file(spec.sweep, spec.engine))
+        return bool(stopped) and spec.point in stopped["points"]
+
+    # --- engines ------------------------------------------------------------------------------------------------
+
+    def engine_names(self, only: str | None = None, sweep: str | None = None) -> list[str]:
+        """The engines a notebook works on: the one asked for, else all that take part in the sweep."""
+        if only and only not in self.params.engines:
+            raise ServebookError(f"no engine {only!r}", "ENGINE", f"This run has {', '.join(self.params.engines)}")
+        taking_part = self.params.sweeps[sweep].engines if sweep else None
+        return [n for n in self.params.engines if (not only or n == only) and (taking_part is None or n in taking_part)]
+
+    @contextlib.contextmanager
+    def engine(self, name: str) -> Iterator[Any]:
+        """A running engine: the one this run already has, else a new one that ends with the block."""
+        from . import engines
+
+        with engines.ensure(self.params, name, self.dir, self.base) as running:
+            yield running
+
+    def engine_failed(self, name: str, why: str) -> None:
+        """Record that an engine did not start, for the report."""
+        results.write_json(self.dir / "engines" / f"{name}.failed.json", {"why": why, "time_utc": provenance.now_utc()})
+
+    # --- measuring ----------------------------------------------------------------------------------------------
+
+    def measure(self, sweep: str, engine: str, *, progress: bool = True) -> None:
+        """Measure what is missing of one sweep on one engine; starts the engine only if something is."""
+        specs = self.specs(engine, sweep)
+        todo = [s for s in specs if not self._kept(s)]
+        if not todo:
+            return
+        with self.engine(engine) as running:
+            self._measure(todo, running, progress)
+
+    def _measure(self, todo: list[PointSpec], running: Any, progress: bool) -> None:
+        from .load import measure_point_sync
+
+        sweep, engine = todo[0].sweep, todo[0].engine
+        predicted = {(p["sweep"], p["point"]): p for p in self.frozen_points(engine)}
+        minutes = self.params.sweeps[sweep].minutes_per_engine.get(engine) if sweep in self.params.sweeps else None
+        limit_s = None if minutes is None else 60 * minutes
+        started = time.monotonic()
+        for k, spec in enumerate(todo):
+            left_s = None if limit_s is None else limit_s - (time.monotonic() - started)
+            wall_s = (predicted.get((sweep, spec.point)) or {}).get("wall_s")
+            if left_s is not None and (left_s <= 0 or (wall_s is not None and wall_s > left_s and k > 0)):
+                self._stop_here(sweep, engine, [s.point for s in todo[k:]], minutes)
+                return
+            stored = self._stored(spec)
+            if stored:
+                self._tell(f"{sweep} {engine} {spec.point}: measured again, its parameters or server changed", progress)
+            point = measure_point_sync(
+                spec, url=running.url, model=running.model, vocab=self.vocab(), load=self.params.load, slo=self.params.slo,
+                run_dir=self.dir, batching=self.batching(engine), floors=self.floors(spec), deadline_s=left_s,
+                on_progress=lambda text, s=spec: self._tell(f"{s.sweep} {s.engine} {s.point}: {text}", False),
+            )  # fmt: skip
+            point["fingerprint"] = self.fingerprint(spec)
+            results.write_json(self._point_file(spec), point)
+            self._tell(f"{sweep} {engine} {spec.point} done", progress)
+        results.write_points_csv(self.dir)
+
+    def _stop_here(self, sweep: str, engine: str, left: list[str], minutes: float | None) -> None:
+        why = f"stopped after {minutes:g} min, the limit set for {engine} here; not measured: {', '.join(left)}"
+        results.write_json(self._limit_file(sweep, engine), {"points": left, "why": why, "minutes": minutes})
+        self._tell(f"{sweep} {engine}: {why}", True)
+
+    def vocab(self) -> range:
+        """Token ids that prompts are drawn from: the upper part, clear of the special ids at the bottom."""
+        return range(min(1000, self.shape.vocab // 4), self.shape.vocab - self.shape.vocab // 64)
+
+    def batching(self, engine: str) -> bool:
+        return self.params.engines[engine].kind != "naive"
+
+    def floors(self, spec: PointSpec) -> dict[str, float]:
+        """Times that no server on this hardware can beat: the point is suspect where a figure is below."""
+        from . import roofline
+
+        return {
+            "ttft_floor_s": roofline.ttft_lower_bound_s(self.shape, self.gpu, spec.prompt_tokens),
+            "tpot_floor_s": roofline.tpot_lower_bound_s(self.shape, self.gpu, 1, spec.prompt_tokens),
+        }
+
+    # --- what came out ------------------------------------------------------------------------------------------
+
+    def stored_points(self) -> list[dict[str, Any]]:
+        return results.read_points(self.dir)
+
+    def stopped(self) -> list[dict[str, Any]]:
+        """Sweeps that ended before their last point, with the reason."""
+        found = sorted(self.dir.glob("requests/*/*/stopped.json"))
+        return [{"sweep": f.parent.parent.name, "engine": f.parent.name, **json.loads(f.read_text())} for f in found]
+
+    def failed_engines(self) -> dict[str, str]:
+        """Engines that did not start in the last session, with the reason."""
+        found = sorted((self.dir / "engines").glob("*.failed.json"))
+        return {f.name.removesuffix(".failed.json"): json.loads(f.read_text())["why"] for f in found}
+
+    # --- sessions -----------------------------------------------------------------------------------------------
+
+    def begin_session(self, command: list[str] | None) -> None:
+        """Open this session's record in provenance.json and forget the engine failures of the last one."""
+        for stale in (self.dir / "engines").glob("*.failed.json"):
+            stale.unlink()
+        record = self.provenance()
+        record["sessions"].append({**provenance.collect(ROOT, command), "gpu": hardware.snapshot(), "seconds": None, "faults": []})
+        results.write_json(self.dir / "provenance.json", record)
+
+    def end_session(self, seconds: float, faults: list[str]) -> None:
+        record = self.provenance()
+        record["sessions"][-1].update(seconds=round(seconds, 1), faults=faults)
+        results.write_json(self.dir / "provenance.json", record)
+        self._status_file.unlink(missing_ok=True)
+
+    def provenance(self) -> dict[str, Any]:
+        return results.read_json(self.dir / "provenance.json") or {"run": self.params.run, "sessions": []}
+
+    @property
+    def _status_file(self) -> Path:
+        return self.dir / ".status"
+
+    def _tell(self, text: str, aloud: bool) -> None:
+        with contextlib.suppress(OSError):  # a status line is never worth a run
+            results.write_text(self._status_file, text)
+        if aloud:
+            print(text, file=sys.stdout, flush=True)
+
+    def status(self) -> str:
+        """What the kernel is doing, one line, for the terminal."""
+        try:
+            return self._status_file.read_text()
+        except OSError:
+            return ""
+
+    def seconds_left(self) -> float | None:
+        """Predicted wall time of the points still to be measured; None before there is a prediction."""
+        left = [
+            p["wall_s"]
+            for engine in self.params.engines
+            for p in self.frozen_points(engine)
+            if p.get("wall_s") and not (self.dir / "requests" / p["sweep"] / engine / f"{p['point']}.json").exists()
+        ]
+        return sum(left) if left else None

@@ -1,0 +1,152 @@
+"""The command. Parses, calls one room, prints; every fault the user can act on is one line and exit status 1."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from . import __version__
+from .errors import ServebookError
+
+EXIT_FAULT, EXIT_INTERRUPTED = 1, 130
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] == ["measure"]:  # its own parser: it must be at the first request within a second
+        from .measure_cli import main as measure
+
+        return _guarded(lambda _: measure(arguments[1:]), argparse.Namespace(debug="--debug" in arguments))
+    options = _parser().parse_args(arguments)
+    return _guarded(options.call, options)
+
+
+def _guarded(call: Any, options: argparse.Namespace) -> int:
+    try:
+        return int(call(options) or 0)
+    except ServebookError as error:
+        if options.debug:
+            raise
+        print(f"servebook: {error}", file=sys.stderr)
+        return EXIT_FAULT
+    except KeyboardInterrupt:
+        print("\nservebook: interrupted; what was measured is kept, run again to go on", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return EXIT_FAULT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="servebook", description="Predict how fast an LLM serves, measure it, explain every miss.")
+    parser.add_argument("--version", action="version", version=f"servebook {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, call: Any, help: str, *, params: bool = True) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=help, description=help)
+        sub.add_argument("--debug", action="store_true", help="show tracebacks")
+        if params:
+            sub.add_argument("params", metavar="PARAMS", help="a parameter file, e.g. params/demo.yaml")
+        sub.set_defaults(call=call)
+        return sub
+
+    command("check", _check, "validate a parameter file")
+    sub = command("plan", _plan, "every point with its predicted time and cost, before any GPU is rented")
+    sub.add_argument("--json", action="store_true")
+    sub.add_argument("--budget-minutes", type=float, metavar="M", help="propose what to drop to end within M minutes")
+    sub.add_argument("--budget-cost", type=float, metavar="X", help="propose what to drop to cost at most X")
+    sub = command("preflight", _preflight, "check driver, toolchain, disk, ports and GPU, each with its fix", params=False)
+    sub.add_argument("params", metavar="PARAMS", nargs="?", help="check what this run needs")
+    sub.add_argument("--json", action="store_true")
+    sub = command("predict", _predict, "predict every point; with --calibration, learn from C = 1 points and score the rest")
+    sub.add_argument("--calibration", metavar="CSV", help="measured points, e.g. outputs/published/a40-qwen2.5-7b.csv")
+    sub.add_argument("--json", action="store_true")
+    sub = command("serve", _serve, "start an engine in the foreground; Ctrl-C stops it and all it started")
+    sub.add_argument("--engine", required=True, metavar="NAME")
+    commands.add_parser("measure", help="load any OpenAI-compatible server (servebook measure --help)")
+    sub = command("run", _run, "execute the book: predict, serve, measure, analyse, report")
+    sub.add_argument("--only", metavar="STAGE", help="one notebook (name or number), one sweep, or report")
+    sub.add_argument("--resume", action="store_true", help="the default: measure only what is missing")
+    sub = command("report", _report, "render a stored run again; needs no GPU", params=False)
+    sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
+    return parser
+
+
+def _check(options: argparse.Namespace) -> int:
+    from . import hardware
+    from .book import Book
+
+    book = Book.open(options.params)
+    gpu = hardware.resolve(book.params.hardware)
+    tokens = sum(1 for e in book.params.engines for _ in book.params.sweeps)
+    print(f"{options.params}: valid. {book.shape.name} on {gpu.name}, engines {', '.join(book.params.engines)}, {tokens} sweeps")
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from . import predict
+    from .book import Book
+
+    book = Book.open(options.params)
+    plan = predict.plan(
+        book.params, book.shape, book.gpu, budget_minutes=options.budget_minutes, budget_cost=options.budget_cost
+    )
+    print(json.dumps(plan, indent=1) if options.json else predict.plan_text(plan))
+    return 0
+
+
+def _preflight(options: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from . import preflight
+    from .book import Book
+
+    book = Book.open(options.params) if options.params else None
+    checks = preflight.run(book.params if book else None, book.base if book else None, book.dir if book else None)
+    print(json.dumps([asdict(c) for c in checks], indent=1) if options.json else preflight.text(checks))
+    return EXIT_FAULT if any(c.status == "fail" for c in checks) else 0
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from . import predict_cli
+
+    return predict_cli.main(options.params, options.calibration, as_json=options.json)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from .book import Book
+
+    book = Book.open(options.params, create=True)
+    book.engine_names(options.engine)
+    with book.engine(options.engine) as engine:
+        print(f"{options.engine}: {engine.url}/v1 serves {engine.model}; Ctrl-C stops it", flush=True)
+        while engine.alive():
+            engine.wait(1.0)
+        raise ServebookError(f"{options.engine} ended by itself", engine.url, engine.log_tail(5))
+
+
+def _run(options: argparse.Namespace) -> int:
+    from . import pipeline
+
+    outcome = pipeline.run(options.params, only=options.only, command=["servebook", *sys.argv[1:]])
+    if outcome.report:
+        print(outcome.report)
+    for fault in outcome.faults:
+        print(f"servebook: {fault}", file=sys.stderr)
+    return EXIT_FAULT if outcome.faults else 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from . import pipeline
+    from .book import Book
+
+    book = Book.at(options.run_dir)
+    print(pipeline.report(book, str(options.run_dir / "params.yaml")))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
