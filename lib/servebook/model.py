@@ -1,0 +1,448 @@
+"""A dense decoder's shape, read from its config.json: parameters, bytes and FLOPs. Knows no GPU.
+
+Conventions. A matrix-vector product of an m×n matrix costs 2·m·n FLOPs. "Linear" means the matrices of the decoder
+layers (attention projections and MLP), not the LM head. Quantization touches the linear matrices only: embedding, LM
+head, norms and biases keep the run's dtype unless the checkpoint's quantization_config says the LM head is quantized.
+Scales of group-quantized weights are counted (one element of the run's dtype per group); zero points and the scales
+per tensor, channel or 128×128 block are not (under 1 % of the weights). Of a multi-modal checkpoint only the text
+decoder is counted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import ServebookError
+from .params import ModelParams
+
+PACKAGED = Path(__file__).parent / "data" / "models"
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+INT4_GROUP = 128  # the usual group of AWQ, GPTQ and vLLM's int4 schemes
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a model_type implies and config.json does not say."""
+
+    qkv_bias: bool = False  # biases even where attention_bias is absent
+    qk_norm: bool = False  # an RMSNorm of head_dim on queries and on keys
+    norms_per_layer: int = 2
+    tied: bool = False  # tie_word_embeddings when the key is absent
+    window_period: int = 1  # in every group of this many layers, all but the last are windowed (1: all layers are)
+
+
+FAMILIES = {
+    "llama": Family(),
+    "mistral": Family(),
+    "phi3": Family(),
+    "qwen2": Family(qkv_bias=True),
+    "qwen3": Family(qk_norm=True),
+    "gemma": Family(tied=True),
+    "gemma2": Family(norms_per_layer=4, tied=True, window_period=2),
+    "gemma3_text": Family(qk_norm=True, norms_per_layer=4, tied=True, window_period=6),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """A decoder of `layers` equal layers with grouped-query attention and a gated MLP. All counts are exact ints."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    tied_embeddings: bool
+    max_context_tokens: int
+    family: str = "llama"
+    dtype: str = "bfloat16"
+    weight_bits: int = 16  # of the linear matrices
+    weight_group: int | None = None  # weights per scale, where they share one
+    lm_head_bits: int = 16
+    compute_dtype: str = "bfloat16"  # what the tensor cores multiply: weight-only quantization keeps the run's dtype
+    kv_bytes_per_element: int = 2
+    sliding_window: int | None = None  # tokens a windowed layer attends to
+    sliding_layers: int = 0
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    norms_per_layer: int = 2
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one unquantized weight or activation."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def linear_parameters(self) -> int:
+        """Weights in the matrices of all layers: Q, K, V, O, gate, up, down."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    @property
+    def embedding_parameters(self) -> int:
+        return self.vocab * self.hidden
+
+    @property
+    def lm_head_parameters(self) -> int:
+        """Parameters of an LM head of its own; 0 where it shares the embedding table."""
+        return 0 if self.tied_embeddings else self.vocab * self.hidden
+
+    @property
+    def small_parameters(self) -> int:
+        """Norms and biases."""
+        layer = self.norms_per_layer * self.hidden
+        layer += 2 * self.head_dim if self.qk_norm else 0
+        layer += self.head_dim * (self.heads + 2 * self.kv_heads) if self.qkv_bias else 0
+        layer += self.hidden if self.out_bias else 0
+        layer += 2 * self.intermediate + self.hidden if self.mlp_bias else 0
+        return self.layers * layer + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        return self.linear_parameters + self.small_parameters + self.embedding_parameters + self.lm_head_parameters
+
+    @property
+    def linear_weight_bytes(self) -> int:
+        scales = self.linear_parameters // self.weight_group * self.element_bytes if self.weight_group else 0
+        return self.linear_parameters * self.weight_bits // 8 + scales
+
+    @property
+    def lm_head_bytes(self) -> int:
+        """Bytes the LM head reads per step; the embedding table where it is tied."""
+        return self.embedding_parameters * self.lm_head_bits // 8
+
+    @property
+    def embedding_bytes(self) -> int:
+        return self.embedding_parameters * self.element_bytes
+
+    @property
+    def decode_weight_bytes(self) -> int:
+        """Weight bytes streamed by one decode step: everything but the embedding lookup (post 1, value 2)."""
+        return self.linear_weight_bytes + self.small_parameters * self.element_bytes + self.lm_head_bytes
+
+    @property
+    def weight_bytes(self) -> int:
+        """Weight bytes resident in memory."""
+        return self.decode_weight_bytes + (0 if self.tied_embeddings else self.embedding_bytes)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """layers · kv_heads · head_dim · 2 (K and V) · bytes per element (post 1, value 1)."""
+        return self.layers * self.kv_heads * self.head_dim * 2 * self.kv_bytes_per_element
+
+    @property
+    def linear_flops_per_token(self) -> int:
+        """2·m·n summed over the matrices of all layers (post 2); no LM head."""
+        return 2 * self.linear_parameters
+
+    @property
+    def lm_head_flops(self) -> int:
+        """FLOPs of the LM head for one token: 2 · hidden · vocab."""
+        return 2 * self.hidden * self.vocab
+
+    @property
+    def attention_flops_per_context_token(self) -> int:
+        """4 · layers · heads · head_dim: QKᵀ and the weighted sum of V, per query token and token attended to."""
+        return 4 * self.layers * self.heads * self.head_dim
+
+    def attended(self, context_tokens: float) -> float:
+        """Tokens attended to by one query, averaged over the layers: the context, cut by the window where there is one.
+
+        Exactly `context_tokens` without a sliding window. KV bytes read and attention FLOPs are proportional to it.
+        """
+        if self.sliding_window is None or context_tokens <= self.sliding_window:
+            return context_tokens
+        full = (self.layers - self.sliding_layers) * context_tokens
+        return (full + self.sliding_layers * self.sliding_window) / self.layers
+
+    def kv_read_bytes(self, context_tokens: float) -> float:
+        """KV bytes one decode step reads for one sequence."""
+        return self.attended(context_tokens) * self.kv_bytes_per_token
+
+    def attention_flops(self, start: int, tokens: int) -> int:
+        """Causal attention FLOPs of query tokens start+1 … start+tokens (a prefill chunk, or a decode with tokens=1)."""
+        per_layer = self.attention_flops_per_context_token // self.layers
+        windowed = self.sliding_layers if self.sliding_window else 0
+        pairs = (self.layers - windowed) * _causal_pairs(start, tokens, None)
+        pairs += windowed * _causal_pairs(start, tokens, self.sliding_window)
+        return per_layer * pairs
+
+    def prefill_flops(self, prompt_tokens: int) -> int:
+        """L·linear + attention·L(L+1)/2 + one LM head (post 2)."""
+        attention = self.attention_flops(0, prompt_tokens)
+        return prompt_tokens * self.linear_flops_per_token + attention + self.lm_head_flops
+
+    def decode_flops(self, batch: int, context_tokens: int) -> int:
+        """batch · (linear + LM head + attention at a context of T tokens) (post 1, value 5)."""
+        attention = int(self.attention_flops_per_context_token * self.attended(context_tokens))
+        return batch * (self.linear_flops_per_token + self.lm_head_flops + attention)
+
+
+def _causal_pairs(start: int, tokens: int, window: int | None) -> int:
+    """sum of min(i, window) over i = start+1 … start+tokens"""
+    end = start + tokens
+    if window is None or end <= window:
+        return (end * (end + 1) - start * (start + 1)) // 2
+    below = max(window - start, 0)
+    return _causal_pairs(start, below, None) + (tokens - below) * window
+
+
+def packaged() -> list[str]:
+    """Names of the configs that come with servebook."""
+    return sorted(p.stem for p in PACKAGED.glob("*.json"))
+
+
+def from_config(
+    config: dict[str, Any],
+    *,
+    name: str,
+    quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
+    dtype: str = "bfloat16",
+    source: str | None = None,
+) -> ModelShape:
+    """The shape that a config.json describes. `source` names the file in errors (default: `name`).
+
+    quantization: fp8, int8 (8-bit weights and activations) or int4 (weights only), applied by the engine when it
+    loads; a checkpoint that is already quantized says so itself in quantization_config.
+    """
+    where = source or name
+    text = _text_config(config, where)
+    kind = text.get("model_type")
+    if kind not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise ServebookError(
+            f"model_type {kind!r} is not supported", where, f"Dense decoders of these types are: {known}"
+        )
+    family = FAMILIES[kind]
+
+    def count(key: str, default: int | None = None) -> int:
+        value = text.get(key, default)
+        if value is None:
+            value = default
+        if value is None:
+            raise ServebookError(f"the key {key} is missing", where, "Add it: the model's shape cannot be told without")
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise ServebookError(f"{key} is {value!r}, not a positive whole number", where)
+        return value
+
+    layers, hidden, heads = count("num_hidden_layers"), count("hidden_size"), count("num_attention_heads")
+    kv_heads = count("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ServebookError(f"{heads} attention heads do not divide into {kv_heads} KV heads", where)
+    if text.get("head_dim") is None and hidden % heads:
+        raise ServebookError(
+            f"the key head_dim is missing and {hidden}/{heads} is no whole number", where, "Add head_dim"
+        )
+    bias = bool(text.get("attention_bias", False))
+    window, windowed = _sliding(text, family, layers, count)
+    weights = _quantization(
+        text.get("quantization_config") or config.get("quantization_config"), quantization, dtype, where
+    )
+    element_bytes = DTYPE_BYTES[dtype]
+    kv_bytes = 1 if kv_cache_dtype == "fp8" or weights.pop("fp8_kv") else element_bytes
+    return ModelShape(
+        name=name,
+        family=kind,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=count("head_dim", hidden // heads),
+        intermediate=count("intermediate_size"),
+        vocab=count("vocab_size"),
+        tied_embeddings=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", family.tied))),
+        max_context_tokens=count("max_position_embeddings"),
+        dtype=dtype,
+        kv_bytes_per_element=kv_bytes,
+        sliding_window=window,
+        sliding_layers=windowed,
+        qkv_bias=family.qkv_bias or bias,
+        out_bias=bias and not family.qkv_bias,
+        mlp_bias=bool(text.get("mlp_bias", False)),
+        qk_norm=family.qk_norm,
+        norms_per_layer=family.norms_per_layer,
+        **{k: v for k, v in weights.items() if k != "fp8_kv"},
+    )
+
+
+def _text_config(config: dict[str, Any], where: str) -> dict[str, Any]:
+    if not isinstance(config, dict):
+        raise ServebookError("not a JSON object", where, "Expected a Hugging Face config.json")
+    text = config.get("text_config") or config
+    experts = next((k for k in ("num_experts", "num_local_experts", "n_routed_experts") if text.get(k)), None)
+    if experts:
+        raise ServebookError(
+            f"a mixture of experts ({experts}: {text[experts]}) is not supported", where, "Use a dense model"
+        )
+    if text.get("kv_lora_rank"):
+        raise ServebookError("multi-head latent attention (kv_lora_rank) is not supported", where, "Use another model")
+    if config.get("is_encoder_decoder"):
+        raise ServebookError("an encoder-decoder is not supported", where, "Use a decoder-only model")
+    return text
+
+
+def _sliding(text: dict[str, Any], family: Family, layers: int, count: Any) -> tuple[int | None, int]:
+    """(window in tokens, number of windowed layers)"""
+    if text.get("sliding_window") is None or text.get("use_sliding_window") is False:
+        return None, 0
+    window = count("sliding_window")
+    if text.get("layer_types"):
+        windowed = sum(t == "sliding_attention" for t in text["layer_types"])
+    elif text.get("model_type") in ("qwen2", "qwen3"):
+        if not text.get("use_sliding_window"):
+            return None, 0
+        windowed = max(layers - text.get("max_window_layers", 28), 0)
+    elif family.window_period > 1:
+        period = text.get("sliding_window_pattern") or family.window_period
+        windowed = layers - layers // period
+    else:
+        windowed = layers
+    return (window, windowed) if windowed else (None, 0)
+
+
+def _quantization(given: dict[str, Any] | None, asked: str | None, dtype: str, where: str) -> dict[str, Any]:
+    """Bits, group and compute dtype of the weights: from the checkpoint's own quantization_config, else as asked."""
+    plain = DTYPE_BYTES[dtype] * 8
+    out: dict[str, Any] = {"weight_bits": plain, "lm_head_bits": plain, "compute_dtype": dtype, "fp8_kv": False}
+    if not given:
+        if asked == "int4":
+            out |= {"weight_bits": 4, "weight_group": INT4_GROUP}
+        elif asked:
+            out |= {"weight_bits": 8, "compute_dtype": asked}
+        return out
+    method = str(given.get("quant_method", "")).lower().replace("_", "-")
+    if method in ("awq", "gptq", "awq-marlin", "gptq-marlin"):
+        group = given.get("group_size", INT4_GROUP)
+        out |= {"weight_bits": given.get("bits", given.get("w_bit", 4)), "weight_group": group if group > 0 else None}
+        lm_head = bool(given.get("lm_head", False))
+    elif method in ("fp8", "fbgemm-fp8"):
+        out |= {"weight_bits": 8, "compute_dtype": "fp8"}
+        lm_head = False
+    elif method == "bitsandbytes":
+        out |= {"weight_bits": 4, "weight_group": 64} if given.get("load_in_4bit") else {"weight_bits": 8}
+        lm_head = False
+    elif method == "compressed-tensors":
+        schemes = list((given.get("config_groups") or {}).values())
+        if len(schemes) != 1:
+            raise ServebookError(f"quantization_config has {len(schemes)} config_groups, one is supported", where)
+        weights, acts = schemes[0].get("weights") or {}, schemes[0].get("input_activations") or {}
+        out |= {"weight_bits": weights.get("num_bits", 8), "weight_group": weights.get("group_size")}
+        if out["weight_group"] is not None and out["weight_group"] <= 0:
+            out["weight_group"] = None
+        if acts.get("num_bits") == 8:
+            out["compute_dtype"] = "fp8" if acts.get("type") == "float" else "int8"
+        lm_head = "lm_head" not in (given.get("ignore") or [])
+        out["fp8_kv"] = (given.get("kv_cache_scheme") or {}).get("num_bits") == 8
+    else:
+        known = "awq, gptq, fp8, compressed-tensors, bitsandbytes"
+        raise ServebookError(f"quant_method {method!r} is not supported", where, f"Supported are: {known}")
+    if asked and out["weight_bits"] != int(asked[-1]):
+        bits = out["weight_bits"]
+        raise ServebookError(
+            f"quantization {asked} was asked of weights already quantized to {bits} bits",
+            where,
+            "Leave quantization out",
+        )
+    if lm_head:
+        out["lm_head_bits"] = out["weight_bits"]
+    return out
+
+
+def read_config(model: ModelParams, base: Path) -> tuple[dict[str, Any], str]:
+    """(config.json as a dict, where it was read); base: the folder that relative paths start from.
+
+    Raises ServebookError for an unknown packaged name, a missing folder or file, broken JSON, or a Hub id that
+    cannot be fetched. From the Hub only config.json is downloaded.
+    """
+    if model.config:
+        file = PACKAGED / f"{model.config}.json"
+        if not file.is_file():
+            near = difflib.get_close_matches(model.config, packaged(), 1, 0.4)
+            hint = f"Did you mean {near[0]}? " if near else ""
+            raise ServebookError(
+                f"no packaged config {model.config!r}", "model.config", hint + f"There are: {', '.join(packaged())}"
+            )
+    elif model.path:
+        folder = local_folder(model.path, base)
+        file = folder / "config.json"
+        if not folder.is_dir():
+            raise ServebookError(
+                "no such model folder", str(folder), "Correct model.path (relative to the parameter file)"
+            )
+        if not file.is_file():
+            raise ServebookError(
+                "the model folder has no config.json", str(folder), "Point model.path to a Hugging Face model folder"
+            )
+    else:
+        file = _from_hub(str(model.hub), model.revision)
+    try:
+        return json.loads(file.read_text(encoding="utf-8")), str(file) if model.path else model_name(model)
+    except ValueError as e:
+        raise ServebookError(f"not valid JSON ({e})", str(file)) from None
+    except OSError as e:
+        raise ServebookError(f"cannot be read ({e.strerror})", str(file)) from None
+
+
+def _from_hub(hub: str, revision: str | None) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(hub, "config.json", revision=revision))
+    except Exception as e:  # huggingface_hub raises dozens of kinds: connection, gated, not found, offline, bad id
+        reason = " ".join(str(e).split())[:160] or type(e).__name__
+        raise ServebookError(
+            f"its config.json could not be fetched from the Hub ({type(e).__name__}: {reason})",
+            hub,
+            "Check the id, the connection and HF_TOKEN, or give model.path or model.config",
+        ) from None
+
+
+def local_folder(path: str, base: Path) -> Path:
+    return (base / Path(path).expanduser()).resolve()
+
+
+def model_name(model: ModelParams) -> str:
+    return model.config or model.hub or Path(str(model.path)).name
+
+
+def load_shape(model: ModelParams, base: Path) -> ModelShape:
+    """The shape of a run's model; see read_config for where it comes from and what may be wrong with it."""
+    config, where = read_config(model, base)
+    return from_config(
+        config,
+        name=model_name(model),
+        quantization=model.quantization,
+        kv_cache_dtype=model.kv_cache_dtype,
+        dtype=model.dtype,
+        source=where,
+    )
+
+
+def materialize(model: ModelParams, base: Path, into: Path) -> Path | str:
+    """A folder or Hub id that vLLM and Transformers load. A folder of the user's is only read.
+
+    A packaged config, or a local folder without a tokenizer used with dummy weights, is written to `into`/<name> with
+    a synthetic tokenizer; whatever is there already with the same config is left as it is.
+    """
+    from .tokenizer import TOKENIZER_FILES, write_model_folder
+
+    if model.hub:
+        return model.hub
+    if model.path:
+        folder = local_folder(model.path, base)
+        config, _ = read_config(model, base)
+        if model.weights == "real" or any((folder / f).exists() for f in TOKENIZER_FILES):
+            return folder
+    config, _ = read_config(model, base)
+    shape = load_shape(model, base)
+    return write_model_folder(config, vocab=shape.vocab, context=shape.max_context_tokens, into=into / shape.name)
