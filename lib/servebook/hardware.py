@@ -154,14 +154,14 @@ def _first_handle(nvml: Any) -> Any:
 
 
 def match(driver_name: str, total_bytes: int) -> Gpu:
-    """The catalog's card for the name and the memory that the driver reports. memory_gib becomes the driver's.
+    """The catalog's card for the name and the memory that the driver reports.
 
     Raises ServebookError for a card the catalog does not hold, and for a slice of one (MIG, vGPU).
     """
     for gpu, names in _entries().values():
         if driver_name in names:
             if total_bytes < 0.9 * gpu.memory_bytes:
-                what = f"{driver_name} offers {total_bytes / GIB:.1f} GiB of the whole card's {gpu.memory_gib:.1f}: a slice of it"
+                what = f"{driver_name} offers {total_bytes / GIB:.1f} GiB of {gpu.memory_gib:.1f}: a slice of the card"
                 raise ServebookError(what, "hardware.gpu: detect", GIVE_FIGURES)
             return gpu
     raise ServebookError(f"the card {driver_name!r} is not in the catalog", "hardware.gpu: detect", GIVE_FIGURES)
@@ -172,6 +172,9 @@ def detect() -> Gpu:
     with _nvml() as nvml:
         if nvml is not None and nvml.nvmlDeviceGetCount() and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1"):
             handle = _first_handle(nvml)
+            with contextlib.suppress(nvml.NVMLError):  # not every card knows MIG
+                if nvml.nvmlDeviceGetMigMode(handle)[0]:
+                    raise ServebookError("the GPU is split into MIG slices", "hardware.gpu: detect", GIVE_FIGURES)
             return match(nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetMemoryInfo(handle).total)
     return cpu()
 
@@ -242,7 +245,7 @@ def _cpu_info() -> tuple[str, float, set[str], str, int]:
 
 
 def _flop_per_cycle(flags: set[str], vendor: str, family: int) -> tuple[int, int, str]:
-    """(fp32, bf16, what they follow from) per core and cycle; an fused multiply-add is 2 FLOPs.
+    """(fp32, bf16, what they follow from) per core and cycle; a fused multiply-add is 2 FLOPs.
 
     Two 512-bit FMA units give 64 in fp32 (Intel's servers, AMD from Zen 5); Zen 4 runs a 512-bit FMA in two halves: 32.
     AVX512_BF16 doubles the rate, AMX multiplies 16×16×32 bf16 tiles in 16 cycles: 1024.
@@ -283,7 +286,7 @@ def _copy_gb_per_s(threads: int, budget_s: float = 0.25) -> float:
 
 @cache
 def cpu() -> Gpu:
-    """This machine's CPU: peak from cores × clock × FLOP per cycle, bandwidth from a short copy. Measured once a process."""
+    """This machine's CPU: peak from cores × clock × FLOP per cycle, bandwidth from a copy measured once a process."""
     name, hertz, flags, vendor, family = _cpu_info()
     if not hertz:
         raise ServebookError(

@@ -169,7 +169,7 @@ class ModelShape:
         return self.attended(context_tokens) * self.kv_bytes_per_token
 
     def attention_flops(self, start: int, tokens: int) -> int:
-        """Causal attention FLOPs of query tokens start+1 … start+tokens (a prefill chunk, or a decode with tokens=1)."""
+        """Causal attention FLOPs of query tokens start+1 … start+tokens (a chunk; decode: tokens=1)."""
         per_layer = self.attention_flops_per_context_token // self.layers
         windowed = self.sliding_layers if self.sliding_window else 0
         pairs = (self.layers - windowed) * _causal_pairs(start, tokens, None)
@@ -282,7 +282,7 @@ def _text_config(config: dict[str, Any], where: str) -> dict[str, Any]:
     experts = next((k for k in ("num_experts", "num_local_experts", "n_routed_experts") if text.get(k)), None)
     if experts:
         raise ServebookError(
-            f"a mixture of experts ({experts}: {text[experts]}) is not supported", where, "Use a dense model"
+            f"a mixture of experts ({experts} = {text[experts]}) is not supported", where, "Use a dense model"
         )
     if text.get("kv_lora_rank"):
         raise ServebookError("multi-head latent attention (kv_lora_rank) is not supported", where, "Use another model")

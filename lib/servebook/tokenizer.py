@@ -63,16 +63,16 @@ def write_model_folder(config: dict[str, Any], *, vocab: int, context: int, into
         "config.json": config,
     }
     texts = {name: json.dumps(content, ensure_ascii=False, separators=(",", ":")) for name, content in files.items()}
-    if all((into / name).is_file() and (into / name).read_text(encoding="utf-8") == t for name, t in texts.items()):
+
+    def present() -> bool:
+        return all((into / n).is_file() and (into / n).read_text(encoding="utf-8") == t for n, t in texts.items())
+
+    if present():
         return into
+    staging = None
     try:
         into.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{into.name}-", dir=into.parent))
-    except OSError as e:
-        raise ServebookError(
-            f"the model folder cannot be written ({e.strerror})", str(into), "Free the disk or the folder"
-        ) from None
-    try:
         for name, text in texts.items():
             (staging / name).write_text(text, encoding="utf-8")
         staging.chmod(0o755)
@@ -80,9 +80,10 @@ def write_model_folder(config: dict[str, Any], *, vocab: int, context: int, into
             shutil.rmtree(into)
         os.replace(staging, into)
     except OSError as e:
-        raise ServebookError(
-            f"the model folder cannot be written ({e.strerror})", str(into), "Free the disk or the folder"
-        ) from None
+        if not present():  # another engine's start may have written it meanwhile
+            what = f"the model folder cannot be written ({e.strerror})"
+            raise ServebookError(what, str(into), "Free the disk or choose another output folder") from None
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        if staging:
+            shutil.rmtree(staging, ignore_errors=True)
     return into
