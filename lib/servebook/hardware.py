@@ -98,7 +98,7 @@ def catalog() -> dict[str, Gpu]:
 
 
 def resolve(hardware: HardwareParams) -> Gpu:
-    """The device of a run: given figures, a catalog name (case and separators do not matter), or `detect`."""
+    """The device of a run: given figures, a catalog or driver name (case and separators do not matter), or `detect`."""
     if hardware.figures:
         f = hardware.figures
         return Gpu(
@@ -114,6 +114,7 @@ def resolve(hardware: HardwareParams) -> Gpu:
         return detect()
     cards = catalog()
     by_key = {_key(n): gpu for n, gpu in cards.items()}
+    by_key |= {_key(n): gpu for gpu, names in _entries().values() for n in names}
     if _key(wanted) in by_key:
         return by_key[_key(wanted)]
     near = difflib.get_close_matches(_key(wanted), by_key, 1, 0.3)
@@ -126,7 +127,7 @@ def resolve(hardware: HardwareParams) -> Gpu:
 
 
 def _key(name: str) -> str:
-    return "".join(c for c in name.lower() if c.isalnum())
+    return "".join(c for c in name.lower().replace("nvidia", "").replace("geforce", "") if c.isalnum())
 
 
 @contextlib.contextmanager

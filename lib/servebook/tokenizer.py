@@ -25,9 +25,8 @@ CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% 
 
 
 def vocabulary(size: int) -> dict[str, int]:
-    words = (
-        SPACE + "".join(w) for n in itertools.count(2) for w in itertools.product(string.ascii_lowercase, repeat=n)
-    )
+    letters = (itertools.product(string.ascii_lowercase, repeat=n) for n in itertools.count(2))
+    words = (SPACE + "".join(word) for group in letters for word in group)
     return {token: i for i, token in enumerate(itertools.islice(itertools.chain(CHARACTERS, words), size))}
 
 
