@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from . import hardware, model, params, points, predict, provenance, results
+from . import files, hardware, model, params, points, predict, provenance, results
 from .errors import ServebookError
 from .points import PointSpec
 
@@ -63,7 +63,7 @@ class Book:
             self.dir.mkdir(parents=True, exist_ok=True)
             stored = self.dir / "params.yaml"
             if not stored.exists() or stored.read_text() != resolved:
-                results.write_text(stored, resolved)
+                files.write_text(stored, resolved)
         except OSError as error:
             raise ServebookError(
                 f"cannot write the run's folder ({error.strerror})", str(self.dir),
@@ -86,13 +86,13 @@ class Book:
                 return hardware.Gpu(**record["gpu"])
         gpu = hardware.resolve(self.params.hardware)
         if self.dir.exists():
-            record = {"asked": self.params.hardware.model_dump(mode="json"), "gpu": results.plain(gpu)}
-            results.write_json(stored, record)
+            record = {"asked": self.params.hardware.model_dump(mode="json"), "gpu": files.plain(gpu)}
+            files.write_json(stored, record)
         return gpu
 
     def facts(self, engine: str) -> dict[str, Any]:
         """What a server said of itself when it last started, {} where it never did."""
-        return results.read_json(self.dir / "engines" / f"{engine}.json") or {}
+        return files.read_json(self.dir / "engines" / f"{engine}.json") or {}
 
     def all_facts(self) -> dict[str, dict[str, Any]]:
         return {name: self.facts(name) for name in self.params.engines}
@@ -115,7 +115,7 @@ class Book:
 
     def frozen(self, stage: str) -> dict[str, Any] | None:
         """The latest frozen entry of a stage, None where nothing was frozen."""
-        stored = results.read_json(self.dir / "predictions.json") or {"frozen": []}
+        stored = files.read_json(self.dir / "predictions.json") or {"frozen": []}
         return next((e for e in reversed(stored["frozen"]) if e["stage"] == stage), None)
 
     def frozen_points(self, engine: str) -> list[dict[str, Any]]:
@@ -147,7 +147,7 @@ class Book:
         facts = self.facts(spec.engine)
         return provenance.sha256(
             {
-                "spec": results.plain(spec),
+                "spec": files.plain(spec),
                 "model": self.params.model.model_dump(mode="json"),
                 "engine": self.params.engines[spec.engine].model_dump(mode="json", exclude={"port", "startup_timeout_s"}),
                 "load": self.params.load.model_dump(mode="json"),
@@ -157,7 +157,7 @@ class Book:
         )
 
     def _stored(self, spec: PointSpec) -> dict[str, Any] | None:
-        return results.read_json(self._point_file(spec))
+        return files.read_json(self._point_file(spec))
 
     def _kept(self, spec: PointSpec) -> bool:
         stored = self._stored(spec)
@@ -170,7 +170,7 @@ class Book:
         return self.dir / "requests" / sweep / engine / "stopped.json"
 
     def _past_limit(self, spec: PointSpec) -> bool:
-        stopped = results.read_json(self._limit_file(spec.sweep, spec.engine))
+        stopped = files.read_json(self._limit_file(spec.sweep, spec.engine))
         return bool(stopped) and spec.point in stopped["points"]
 
     # --- engines ------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class Book:
 
     def engine_failed(self, name: str, why: str) -> None:
         """Record that an engine did not start, for the report."""
-        results.write_json(self.dir / "engines" / f"{name}.failed.json", {"why": why, "time_utc": provenance.now_utc()})
+        files.write_json(self.dir / "engines" / f"{name}.failed.json", {"why": why, "time_utc": provenance.now_utc()})
 
     # --- measuring ----------------------------------------------------------------------------------------------
 
@@ -228,13 +228,13 @@ class Book:
                 on_progress=lambda text, s=spec: self._tell(f"{s.sweep} {s.engine} {s.point}: {text}", False),
             )  # fmt: skip
             point["fingerprint"] = self.fingerprint(spec)
-            results.write_json(self._point_file(spec), point)
+            files.write_json(self._point_file(spec), point)
             self._tell(f"{sweep} {engine} {spec.point} done", progress)
         results.write_points_csv(self.dir)
 
     def _stop_here(self, sweep: str, engine: str, left: list[str], minutes: float | None) -> None:
         why = f"stopped after {minutes:g} min, the limit set for {engine} here; not measured: {', '.join(left)}"
-        results.write_json(self._limit_file(sweep, engine), {"points": left, "why": why, "minutes": minutes})
+        files.write_json(self._limit_file(sweep, engine), {"points": left, "why": why, "minutes": minutes})
         self._tell(f"{sweep} {engine}: {why}", True)
 
     def vocab(self) -> range:
@@ -276,16 +276,16 @@ class Book:
             stale.unlink()
         record = self.provenance()
         record["sessions"].append({**provenance.collect(ROOT, command), "gpu": hardware.snapshot(), "seconds": None, "faults": []})
-        results.write_json(self.dir / "provenance.json", record)
+        files.write_json(self.dir / "provenance.json", record)
 
     def end_session(self, seconds: float, faults: list[str]) -> None:
         record = self.provenance()
         record["sessions"][-1].update(seconds=round(seconds, 1), faults=faults)
-        results.write_json(self.dir / "provenance.json", record)
+        files.write_json(self.dir / "provenance.json", record)
         self._status_file.unlink(missing_ok=True)
 
     def provenance(self) -> dict[str, Any]:
-        return results.read_json(self.dir / "provenance.json") or {"run": self.params.run, "sessions": []}
+        return files.read_json(self.dir / "provenance.json") or {"run": self.params.run, "sessions": []}
 
     @property
     def _status_file(self) -> Path:
@@ -293,7 +293,7 @@ class Book:
 
     def _tell(self, text: str, aloud: bool) -> None:
         with contextlib.suppress(OSError):  # a status line is never worth a run
-            results.write_text(self._status_file, text)
+            files.write_text(self._status_file, text)
         if aloud:
             print(text, file=sys.stdout, flush=True)
 

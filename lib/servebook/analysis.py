@@ -1,0 +1,124 @@
+"""The tables that the analysis notebook explains a run with. From points alone: knows no formulas of step time.
+
+Every function takes the run's points (one row a point, schema results.POINT_KEYS) and returns a DataFrame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+
+LITTLE_TOLERANCE = 0.02
+
+
+def _frame(points: pd.DataFrame | Iterable[Mapping[str, Any]], kind: str | None = None) -> pd.DataFrame:
+    frame = points if isinstance(points, pd.DataFrame) else pd.DataFrame(list(points))
+    if kind and len(frame):
+        frame = frame[frame["kind"] == kind]
+    return frame.reset_index(drop=True)
+
+
+def little(points: Any) -> pd.DataFrame:
+    """Little's law at every point: rate × mean latency against the requests that the loop held in flight."""
+    frame = _frame(points)
+    columns = ["sweep", "engine", "point", "concurrency", "request_rate_per_s", "e2e_mean_s", "little_l", "in_flight_mean", "little_error"]
+    table = frame[columns].copy()
+    table["closes"] = table["little_error"].abs() <= LITTLE_TOLERANCE
+    return table
+
+
+def knees(points: Any) -> pd.DataFrame:
+    """The TTFT knee of each concurrency sweep: the first C whose p99 exceeds twice its p50, None if none does."""
+    rows = []
+    for (sweep, engine), group in _frame(points, "concurrency").groupby(["sweep", "engine"], sort=False):
+        group = group.sort_values("concurrency")
+        over = group[group["ttft_p99_s"] > 2 * group["ttft_p50_s"]]
+        at = over.iloc[0] if len(over) else None
+        rows.append(
+            {
+                "sweep": sweep,
+                "engine": engine,
+                "knee_concurrency": None if at is None else int(at["concurrency"]),
+                "ttft_p50_s": None if at is None else at["ttft_p50_s"],
+                "ttft_p99_s": None if at is None else at["ttft_p99_s"],
+                "largest_concurrency": int(group["concurrency"].max()),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def goodput(points: Any) -> pd.DataFrame:
+    """Requests that met every SLO per second, of all that were attempted, beside the raw rate; ratio raw / good."""
+    frame = _frame(points)
+    table = frame[["sweep", "engine", "point", "concurrency", "rate_per_s", "request_rate_per_s", "goodput_per_s"]].copy()
+    good = table["goodput_per_s"].where(table["goodput_per_s"] > 0)
+    table["raw_to_good"] = table["request_rate_per_s"] / good
+    return table
+
+
+def queue(points: Any) -> pd.DataFrame:
+    """λ·TTFT, the requests that still wait for a first token, beside the server's own gauge of waiting ones."""
+    frame = _frame(points)
+    return frame[["sweep", "engine", "point", "concurrency", "waiting_first_token", "server_waiting_mean", "server_running_mean"]].copy()
+
+
+def cache(points: Any) -> pd.DataFrame:
+    """Share of prompt tokens that the server's prefix cache served; None where it reports none."""
+    return _frame(points)[["sweep", "engine", "point", "prompt_tokens", "cache_hit_share", "preemptions"]].copy()
+
+
+def itl(points: Any) -> pd.DataFrame:
+    """Inter-token latency p50 and p99 (the event gap where one event carried several tokens)."""
+    frame = _frame(points)
+    table = frame[["sweep", "engine", "point", "concurrency", "itl_p50_s", "itl_p99_s", "itl_is_event_gap"]].copy()
+    table["p99_to_p50"] = table["itl_p99_s"] / table["itl_p50_s"].where(table["itl_p50_s"] > 0)
+    return table
+
+
+def suspects(points: Any) -> pd.DataFrame:
+    """Points whose audit gave a reason for doubt, with the reasons."""
+    frame = _frame(points)
+    table = frame[frame["verdict"] != "valid"][["sweep", "engine", "point", "verdict", "reasons"]].copy()
+    table["reasons"] = ["; ".join(r) if isinstance(r, list) else str(r) for r in table["reasons"]]
+    return table.reset_index(drop=True)
+
+
+def engine_gap(points: Any, baseline: str, other: str) -> pd.DataFrame:
+    """Where the gap between two engines comes from at each C of each concurrency sweep.
+
+    output_ratio = other / baseline output tokens/s. At equal lengths it is, by Little's law, the ratio of request times;
+    step_ratio = baseline TPOT / other TPOT is what one step costs, batch_ratio = the ratio of requests decoding at
+    once (decode tok/s × TPOT), and rest_ratio what remains: prefill and waiting.
+    """
+    frame = _frame(points, "concurrency")
+    one, two = (frame[frame["engine"] == e].set_index(["sweep", "concurrency"]) for e in (baseline, other))
+    both = one.index.intersection(two.index)
+    one, two = one.loc[both], two.loc[both]
+    table = pd.DataFrame(index=both)
+    table["output_ratio"] = two["output_tok_per_s"] / one["output_tok_per_s"]
+    table["step_ratio"] = one["tpot_mean_s"] / two["tpot_mean_s"]
+    # wall-clock decode rate × TPOT = mean requests that are decoding, whatever the engine
+    batch = [f["decode_wall_tok_per_s"] * f["tpot_mean_s"] for f in (one, two)]
+    table["batch_ratio"] = batch[1] / batch[0]
+    table["rest_ratio"] = table["output_ratio"] / (table["step_ratio"] * table["batch_ratio"])
+    table["ttft_ratio"] = one["ttft_mean_s"] / two["ttft_mean_s"]
+    return table.reset_index()
+
+
+def run_cost(sessions: list[Mapping[str, Any]], points: Any, price_per_hour: float, start_s: float = 0.0) -> dict[str, float]:
+    """What the run took and cost: wall, measuring (time inside points), engine starts, the rest; seconds and money.
+
+    sessions: provenance's records; start_s: seconds that engines took to answer.
+    """
+    wall_s = sum(s["seconds"] or 0.0 for s in sessions)
+    frame = _frame(points)
+    measuring_s = float(frame["wall_s"].sum()) if "wall_s" in frame else float(frame["seconds"].sum()) if len(frame) else 0.0
+    return {
+        "wall_s": wall_s,
+        "measuring_s": measuring_s,
+        "starting_s": start_s,
+        "rest_s": max(0.0, wall_s - measuring_s - start_s),
+        "cost": wall_s / 3600 * price_per_hour,
+    }

@@ -1,0 +1,48 @@
+"""Whole files written in one step or not at all, and JSON read back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from .errors import ServebookError
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Replace a file's content in one step; the old content stays if anything fails. Raises ServebookError."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with scratch.open("w", encoding="utf-8") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        scratch.replace(path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise ServebookError(
+            f"cannot write ({error.strerror or error})", str(path), "Free space or permissions there, then run again: what is measured is kept"
+        ) from error
+    return path
+
+
+def write_json(path: Path, value: Any) -> Path:
+    return write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The file's content, None where there is none. Raises ServebookError for a file that is not JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ServebookError(f"cannot be read ({error})", str(path), "Remove the file; what depends on it is made again") from error
+
+
+def plain(value: Any) -> Any:
+    """A dataclass as the dict that rebuilds it."""
+    return dataclasses.asdict(value)
