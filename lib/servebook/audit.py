@@ -1,0 +1,147 @@
+"""The verdict on a measured point: valid, suspect (use with the reason in mind) or invalid (do not use).
+
+A pure function of the point's own figures and of physical floors that the prediction gives; it knows no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Verdict = Literal["valid", "suspect", "invalid"]
+
+LITTLE_TOLERANCE = 0.02
+COUNT_TOLERANCE = 0.02  # the server's token counter against the client's count
+CACHE_TOLERANCE = 0.01  # share of prompt tokens served from the prefix cache unasked for
+FAILURE_TOLERANCE = 0.05  # above this share of failures the survivors stand for nothing
+DRIFT_TOLERANCE = 0.05
+LAG_SHARE, LAG_FLOOR_S = 0.2, 0.002  # p99 of the event loop's lag, of TTFT p50; never more than a token's time
+THROTTLED_TOLERANCE = 0.05
+PRECISION = 0.05  # relative half-width of the mean's interval
+
+
+def audit(point: Mapping[str, Any], floors: Mapping[str, float] | None = None, *, cache_expected: bool = False) -> tuple[
+    Verdict, list[str]
+]:  # fmt: skip
+    """Verdict and reasons of a point (keys as results.POINT_KEYS and load.summary's).
+
+    floors: physical lower bounds, `ttft_floor_s`, `tpot_floor_s` and `e2e_floor_s`, each optional.
+    cache_expected: the point repeats prompts on purpose, so cache hits are no fault.
+    """
+    invalid = _invalid(point, floors or {})
+    suspect = _suspect(point, cache_expected)
+    return ("invalid" if invalid else "suspect" if suspect else "valid"), invalid + suspect
+
+
+def _invalid(p: Mapping[str, Any], floors: Mapping[str, float]) -> list[str]:
+    n, failures = p.get("requests") or 0, p.get("failures") or 0
+    reasons = []
+    if not n:
+        cause = next(iter(p.get("errors") or {}), p.get("stop_reason") or "no request finished")
+        reasons.append(f"nothing measured: {cause}")
+    elif failures > FAILURE_TOLERANCE * (n + failures):
+        reasons.append(f"{failures} of {n + failures} requests failed ({_most_common(p)})")
+    if off := p.get("prompt_tokens_off"):
+        reasons.append(f"{off} of {n} prompts were not as long as asked, by the server's count")
+    if off := p.get("output_tokens_off"):
+        reasons.append(f"{off} of {n} answers were not as long as asked")
+    for name, floor in (("ttft", "ttft_floor_s"), ("tpot", "tpot_floor_s"), ("e2e", "e2e_floor_s")):
+        value, bound = p.get(f"{name}_mean_s"), floors.get(floor)
+        if value is not None and bound is not None and value < bound:
+            label = name.upper()
+            reasons.append(f"mean {label} {_ms(value)} is below its physical floor {_ms(bound)}")
+    return reasons
+
+
+def _suspect(p: Mapping[str, Any], cache_expected: bool) -> list[str]:
+    n, failures = p.get("requests") or 0, p.get("failures") or 0
+    reasons: list[str] = []
+
+    def when(condition: bool, reason: str) -> None:
+        if condition:
+            reasons.append(reason)
+
+    when(0 < failures <= FAILURE_TOLERANCE * (n + failures), f"{failures} requests failed ({_most_common(p)})")
+    when(bool(p.get("warmup_failures")), f"{p.get('warmup_failures')} requests failed in warm-up")
+    when(bool(p.get("hung")), f"{p.get('hung')} requests hung unanswered when the point ended")
+    if not n:
+        return reasons
+    little = p.get("little_error")
+    when(
+        little is not None and abs(little) > LITTLE_TOLERANCE,
+        f"Little's law is off by {_percent(little)}: rate x latency is not the number in flight",
+    )
+    server, client = p.get("server_output_tokens"), p.get("client_output_tokens")
+    if server is not None and client is not None:
+        # the two counts are taken up to one decode step apart
+        slack = max(COUNT_TOLERANCE * max(server, client), 2 * (p.get("concurrency") or p.get("in_flight_mean") or 1))
+        when(abs(server - client) > slack, f"the server counted {server:.0f} output tokens, the client {client:.0f}")
+    hit = p.get("cache_hit_share")
+    when(
+        not cache_expected and hit is not None and hit > CACHE_TOLERANCE,
+        f"{_percent(hit)} of prompt tokens came from the prefix cache unasked for",
+    )
+    when(bool(p.get("preemptions")), f"{p.get('preemptions') or 0:.0f} preemptions: the KV cache overflowed")
+    when(bool(p.get("events_over_tokens")), f"{p.get('events_over_tokens')} streams had more token events than tokens")
+    when(
+        bool(p.get("first_event_unknown")),
+        f"{p.get('first_event_unknown')} first events carried several tokens or one, the server does not say: one assumed",
+    )
+    lag, ttft, itl = (p.get(k) for k in ("client_loop_lag_p99_s", "ttft_p50_s", "itl_p50_s"))
+    when(
+        lag is not None and lag > LAG_FLOOR_S and (lag > LAG_SHARE * (ttft or lag) or lag > (itl or lag)),
+        f"client-limited: its event loop lagged {_ms(lag)} (p99)",
+    )
+    cpu, seconds = p.get("client_cpu_s"), p.get("seconds")
+    when(
+        bool(cpu and seconds and cpu > 0.8 * seconds),
+        f"client-limited: {_percent((cpu or 0) / (seconds or 1))} of a core",
+    )
+    lateness = p.get("schedule_lag_p99_s")
+    when(
+        lateness is not None and lateness > max(LAG_FLOOR_S, LAG_SHARE * (p.get("ttft_p50_s") or 0)),
+        f"client-limited: requests left {_ms(lateness)} (p99) after they were due",
+    )
+    held, asked = p.get("in_flight_mean"), p.get("concurrency")
+    when(
+        held is not None and asked is not None and held < 0.95 * asked,
+        f"{held or 0:.2f} requests were in flight on average, not {asked}",
+    )
+    when(
+        bool(p.get("saturated")),
+        "saturated: the queue grew from start to end, so latencies depend on the time measured",
+    )
+    for name in ("ttft", "tpot"):
+        change = p.get(f"{name}_drift")
+        when(
+            change is not None and abs(change) > DRIFT_TOLERANCE,
+            f"not steady: {name.upper()} drifted by {_percent(change, sign=True)} within the window",
+        )
+        wide = _relative_half_width(p, name)
+        when(
+            wide is not None and wide > PRECISION,
+            f"not converged: mean {name.upper()} is known to ±{_percent(wide)} only ({p.get('stop_reason')})",
+        )
+    throttled = p.get("gpu_throttled_share")
+    when(
+        throttled is not None and throttled > THROTTLED_TOLERANCE,
+        f"GPU clocks throttled {_percent(throttled)} of the time",
+    )
+    return reasons
+
+
+def _relative_half_width(p: Mapping[str, Any], name: str) -> float | None:
+    mean, low, high = (p.get(f"{name}_{k}_s") for k in ("mean", "ci_low", "ci_high"))
+    return (high - low) / 2 / mean if mean and low is not None and high is not None else None
+
+
+def _most_common(p: Mapping[str, Any]) -> str:
+    return next(iter(p.get("errors") or {}), "no message")
+
+
+def _ms(seconds: float | None) -> str:
+    return f"{(seconds or 0.0) * 1e3:.3g} ms"
+
+
+def _percent(share: float | None, *, sign: bool = False) -> str:
+    return f"{100 * (share or 0.0):{'+' if sign else ''}.1f} %"

@@ -1,0 +1,172 @@
+"""One streaming client for every OpenAI-compatible server: aiohttp, raw reads, stamped when they arrive."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from ..errors import ServebookError
+from .stream import TokenStream, error_message
+
+now = time.monotonic  # never steps, unlike time.time
+
+
+@dataclass(slots=True, eq=False)
+class Reply:
+    """One request and what came back. Times are `now()` seconds, None until they happen."""
+
+    index: int
+    prompt_tokens_asked: int
+    output_tokens_asked: int
+    scheduled: float | None = None  # when it was meant to be sent (open loop)
+    sent: float | None = None
+    end: float | None = None
+    error: str | None = None
+    status: int | None = None
+    phase: str = "drain"
+    stream: TokenStream = field(default_factory=TokenStream)
+
+    @property
+    def ok(self) -> bool:
+        return self.end is not None and self.error is None
+
+    @property
+    def begun(self) -> float | None:
+        """What latency counts from: the scheduled time in an open loop, sending in a closed one."""
+        return self.scheduled if self.scheduled is not None else self.sent
+
+    @property
+    def first(self) -> float | None:
+        return self.stream.times[0] if self.stream.times else None
+
+    @property
+    def last(self) -> float | None:
+        return self.stream.times[-1] if self.stream.times else None
+
+    @property
+    def ttft_s(self) -> float | None:
+        return self.first - self.begun if self.first is not None and self.begun is not None else None
+
+    @property
+    def e2e_s(self) -> float | None:
+        return self.last - self.begun if self.last is not None and self.begun is not None else None
+
+    @property
+    def tpot_s(self) -> float | None:
+        """(last token - first token) / (tokens - tokens in the first event); a first event that did not tell its
+        count is taken to carry one token."""
+        if self.first is None or self.last is None or not self.stream.tokens:
+            return None
+        rest = self.stream.tokens - (self.stream.first_tokens or 1)
+        return (self.last - self.first) / rest if rest > 0 and len(self.stream.times) > 1 else None
+
+    def gaps_s(self) -> list[float]:
+        """Times between consecutive arrivals of token events; events of one read are one arrival."""
+        t = self.stream.times
+        return [b - a for a, b in zip(t, t[1:], strict=False)]
+
+
+class Client:
+    """Sends bodies to `url`'s endpoint over kept-open connections. Use as `async with`."""
+
+    def __init__(
+        self, url: str, *, endpoint: str = "/v1/completions", api_key: str | None = None, timeout_s: float = 600.0
+    ) -> None:
+        self.url, self.endpoint, self.timeout_s = url.rstrip("/"), self_path(url, endpoint), timeout_s
+        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+
+    async def __aenter__(self) -> Client:
+        # idle connections are dropped before a server's usual 5 s would close them under a request
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.5)
+        self.session = aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
+            auto_decompress=False,
+            read_bufsize=1 << 18,
+            headers=self._headers,
+        )
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.session.close()
+
+    async def open_connections(self, count: int) -> None:
+        """Have so many connections open before the first wave. Raises ServebookError if nothing answers there."""
+
+        async def touch() -> None:
+            async with self.session.get(f"{self.url}/health", timeout=aiohttp.ClientTimeout(total=10)) as r:
+                await r.read()
+
+        faults = await asyncio.gather(*(touch() for _ in range(count)), return_exceptions=True)
+        if all(isinstance(f, aiohttp.ClientConnectionError) for f in faults):
+            raise ServebookError(f"no server answers ({faults[0]})", self.url, "Start it, or correct the URL")
+
+    async def stream(self, body: bytes, reply: Reply) -> None:
+        """Send one request and fill in its reply; faults become `reply.error`, only cancellation is raised."""
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                await self._exchange(body, reply)
+        except TimeoutError:
+            reply.error = f"timed out after {self.timeout_s:g} s"
+        except aiohttp.ClientPayloadError:
+            reply.error = "connection cut mid-stream"
+        except aiohttp.ServerDisconnectedError:
+            reply.error = "server closed the connection without an answer"
+        except (aiohttp.ClientError, OSError) as error:
+            reply.error = f"{type(error).__name__}: {error}"[:300]
+        reply.end = now()
+        self._settle(reply)
+
+    async def _exchange(self, body: bytes, reply: Reply) -> None:
+        feed = reply.stream.feed
+        reply.sent = now()
+        async with self.session.post(self.endpoint, data=body) as response:
+            reply.status = response.status
+            if response.status != 200:
+                text = await response.content.read(65536)
+                reply.error = f"HTTP {response.status}: {error_message(text)}"
+                return
+            read = response.content.readany
+            while data := await read():
+                feed(data, now())
+
+    def _settle(self, reply: Reply) -> None:
+        stream = reply.stream
+        stream.finish()
+        if reply.error:
+            return
+        if stream.error:
+            reply.error = f"error in the stream: {stream.error}"
+        elif not stream.ended:
+            reply.error = "stream ended without its end mark"
+        elif stream.tokens is None:
+            reply.error = "no usage in the stream, so its tokens are unknown"
+        elif not stream.tokens or not stream.times:
+            reply.error = "answered with no token"
+
+    async def accepted(self, options: list[dict[str, Any]], base: dict[str, Any]) -> dict[str, Any]:
+        """The richest of `options` (best first) that the server takes, tried with a tiny request each.
+
+        Raises ServebookError with the server's own message when it takes none of them.
+        """
+        import json
+
+        reply = Reply(-1, 0, 0)
+        for option in options:
+            reply = Reply(-1, 0, 0)
+            await self.stream(json.dumps({**base, **option}).encode(), reply)
+            if reply.status not in (400, 422):
+                return option
+        raise ServebookError(f"the server refuses the request ({reply.error})", self.endpoint, "Check the model's name")
+
+
+def self_path(url: str, endpoint: str) -> str:
+    """URL of an endpoint; a base URL that already ends in /v1 is not given it twice."""
+    base = url.rstrip("/")
+    return base + endpoint.removeprefix("/v1") if base.endswith("/v1") else base + endpoint

@@ -1,0 +1,167 @@
+"""What the server and the GPU say of themselves while a point runs: scraped at an interval, kept as a series.
+
+Scraping keeps only the wanted lines; parsing waits until the point is over, so that it does not delay time stamps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+# Our name -> the server's names after their prefix ("vllm:"), newest first
+_GAUGES = {
+    "running": ("num_requests_running",),
+    "waiting": ("num_requests_waiting",),
+    "kv_cache_usage": ("kv_cache_usage_perc", "gpu_cache_usage_perc"),
+}
+_COUNTERS = {
+    "prompt_tokens": ("prompt_tokens_total", "prompt_tokens"),
+    "generation_tokens": ("generation_tokens_total", "generation_tokens"),
+    "cache_queries": ("prefix_cache_queries_total", "gpu_prefix_cache_queries_total"),
+    "cache_hits": ("prefix_cache_hits_total", "gpu_prefix_cache_hits_total"),
+    "preemptions": ("num_preemptions_total",),
+    "prefill_sum_s": ("request_prefill_time_seconds_sum",),
+    "prefill_count": ("request_prefill_time_seconds_count",),
+    "queue_sum_s": ("request_queue_time_seconds_sum",),
+    "queue_count": ("request_queue_time_seconds_count",),
+    "ttft_sum_s": ("time_to_first_token_seconds_sum",),
+    "ttft_count": ("time_to_first_token_seconds_count",),
+}
+_OURS = {theirs: ours for table in (_GAUGES, _COUNTERS) for ours, names in table.items() for theirs in names}
+_BY_REASON = "num_requests_waiting_by_reason"
+_WANTED = re.compile(rb"^(?:\w+:)?(?:%s)(?:\{| )[^\n]*" % "|".join([*_OURS, _BY_REASON]).encode(), re.MULTILINE)
+_GPU = ("gpu_power_w", "gpu_clock_mhz", "gpu_memory_bytes", "gpu_utilization", "gpu_throttled")
+SERIES_COLUMNS = ("t_s", *_GAUGES, *_COUNTERS, *_GPU)
+
+
+def parse(lines: bytes) -> dict[str, float]:
+    """Wanted values of one scrape, summed over the server's engines; waiting by reason as `waiting_<reason>`."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: dict[str, float] = {}
+    with contextlib.suppress(ValueError):
+        for family in text_string_to_metric_families(lines.decode(errors="replace") + "\n"):
+            for sample in family.samples:
+                name = sample.name.split(":")[-1]
+                ours = f"waiting_{sample.labels.get('reason')}" if name == _BY_REASON else _OURS.get(name)
+                if ours:
+                    found[ours] = found.get(ours, 0.0) + sample.value
+    return found
+
+
+class GpuSampler:
+    """The first GPU's power, clock, memory, utilization and throttling through NVML; nothing where there is none."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._nvml, self._handle = pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
+        except Exception:  # no library, no driver, no device: all mean "not available"
+            self._nvml = None
+
+    @property
+    def available(self) -> bool:
+        return self._nvml is not None
+
+    def sample(self) -> dict[str, float]:
+        n, h = self._nvml, self._handle
+        # power cap and thermal slow-downs; an idle or application-set clock is no throttling
+        throttles = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
+        ask: dict[str, Callable[[], float]] = {
+            "gpu_power_w": lambda: n.nvmlDeviceGetPowerUsage(h) / 1e3,
+            "gpu_clock_mhz": lambda: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM),
+            "gpu_memory_bytes": lambda: n.nvmlDeviceGetMemoryInfo(h).used,
+            "gpu_utilization": lambda: n.nvmlDeviceGetUtilizationRates(h).gpu / 100,
+            "gpu_throttled": lambda: int(bool(n.nvmlDeviceGetCurrentClocksThrottleReasons(h) & throttles)),
+        }
+        values: dict[str, float] = {}
+        for name, read in ask.items():
+            with contextlib.suppress(Exception):  # a figure this GPU does not report
+                values[name] = read()
+        return values
+
+
+@dataclass
+class Sample:
+    t: float  # now() at the middle of the scrape
+    lines: bytes = b""
+    gpu: dict[str, float] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=dict)
+
+
+class Scraper:
+    """Scrapes `url`/metrics now and then; `close` parses. A server without metrics leaves the series without them."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, interval_s: float, clock: Callable[[], float]) -> None:
+        self._session, self._interval, self._clock = session, interval_s, clock
+        self._url = re.sub(r"/v1/?$", "", url.rstrip("/")) + "/metrics"
+        self._serves_metrics = True
+        self._gpu = GpuSampler()
+        self.samples: list[Sample] = []
+
+    async def scrape(self) -> Sample:
+        """Take one sample now and keep it."""
+        start = self._clock()
+        sample = Sample(start)
+        gpu = asyncio.get_running_loop().run_in_executor(None, self._gpu.sample) if self._gpu.available else None
+        if self._serves_metrics:
+            try:
+                async with self._session.get(self._url, timeout=aiohttp.ClientTimeout(total=5)) as response:
+                    page = await response.read() if response.status == 200 else b""
+                sample.lines = b"\n".join(_WANTED.findall(page))
+                sample.t = (start + self._clock()) / 2
+                # a page without a wanted line will not grow one; a scrape that failed may succeed next time
+                self._serves_metrics = bool(sample.lines)
+            except (aiohttp.ClientError, OSError, TimeoutError):
+                pass
+        if gpu is not None:
+            sample.gpu = await gpu
+        self.samples.append(sample)
+        return sample
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            await self.scrape()
+
+    def close(self) -> None:
+        """Parse what was scraped and put the samples in the order of their times."""
+        self.samples.sort(key=lambda s: s.t)
+        for sample in self.samples:
+            sample.values = parse(sample.lines) if sample.lines else {}
+
+    def rows(self, start: float) -> Iterable[dict[str, Any]]:
+        """The series' rows, times relative to `start`."""
+        for s in self.samples:
+            yield {"t_s": round(s.t - start, 4), **s.values, **s.gpu}
+
+    def columns(self) -> list[str]:
+        return list(dict.fromkeys([*SERIES_COLUMNS, *(k for s in self.samples for k in s.values)]))
+
+
+def delta(before: Sample | None, after: Sample | None, name: str) -> float | None:
+    """Growth of a counter between two samples; None if either lacks it or the server restarted in between."""
+    if before is None or after is None or name not in before.values or name not in after.values:
+        return None
+    grown = after.values[name] - before.values[name]
+    return grown if grown >= 0 else None
+
+
+def histogram_mean(before: Sample | None, after: Sample | None, name: str) -> float | None:
+    """Mean of a histogram's observations between two samples."""
+    total, count = delta(before, after, f"{name}_sum_s"), delta(before, after, f"{name}_count")
+    return total / count if total is not None and count else None
+
+
+def gauge_mean(samples: Iterable[Sample], name: str) -> float | None:
+    values = [s.values[name] for s in samples if name in s.values]
+    return sum(values) / len(values) if values else None

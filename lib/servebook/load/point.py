@@ -1,0 +1,251 @@
+"""Measure one point: from its spec to its rows, its series and its figures."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import resource
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from .. import results, stats
+from ..audit import audit
+from ..params import Load, Slo
+from ..points import PointSpec
+from . import arrivals, summary
+from .client import Client, Reply, now
+from .loops import Rule, Tracker, closed_loop, open_loop
+from .metrics import Scraper
+from .prompts import Bodies, Prompts
+
+# What else to ask for, richest first. ignore_eos keeps the length fixed; continuous usage tells how many tokens the
+# first event carried. A server that refuses a field is asked without it.
+_OPTIONS: list[dict[str, Any]] = [
+    {"ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    {"ignore_eos": True, "stream_options": {"include_usage": True}},
+    {"stream_options": {"include_usage": True}},
+]
+_dialects: dict[tuple[str, str], dict[str, Any]] = {}  # what each server took; asked once a process
+Progress = Callable[[dict[str, Any]], None]
+
+
+def rule_of(spec: PointSpec, load: Load, deadline_s: float | None = None) -> Rule:
+    """When the point is warm and when it ends. At a large C the counts grow with it: whole rounds are measured."""
+    c = spec.concurrency or 1
+    limit = min(load.max_seconds, deadline_s) if deadline_s is not None else load.max_seconds
+    if spec.fixed_requests is not None:
+        n = spec.fixed_requests
+        return Rule(c, n, n, 0.0, limit, exactly=n)
+    least = max(load.min_requests, 2 * c)
+    most = -(-max(load.max_requests, 2 * least) // c) * c
+    return Rule(max(c, load.warmup_requests), least, most, load.min_seconds, limit)
+
+
+async def measure_point(
+    spec: PointSpec,
+    *,
+    url: str,
+    model: str,
+    vocab: range | Sequence[int],
+    load: Load,
+    slo: Slo,
+    run_dir: Path | None,
+    batching: bool,
+    floors: Mapping[str, float] | None = None,
+    on_progress: Progress | None = None,
+    deadline_s: float | None = None,
+    api_key: str | None = None,
+    prompt_set: str | None = None,
+    shared_prefix_tokens: int = 0,
+    replay_s: Sequence[float] = (),
+) -> dict[str, Any]:
+    """Load one server with one point's requests and return the point (results.POINT_KEYS and further keys).
+
+    vocab: token ids that prompts may use. batching: whether the engine decodes requests together. run_dir: where rows,
+    series and the point go (None: nowhere). floors: see audit. deadline_s: seconds that the point may take at most,
+    beside load.max_seconds. prompt_set: points that name the same set send the same prompts (else every point has its
+    own). on_progress gets {phase, done, target, elapsed_s, limit_s, in_flight} about twice a second.
+    Raises ServebookError when nothing answers, the server refuses the requests, or results cannot be written.
+    """
+    _allow_many_sockets()
+    rule = rule_of(spec, load, deadline_s)
+    run = run_dir.name if run_dir else ""
+    labels = (load.seed, run, prompt_set) if prompt_set else (load.seed, run, spec.sweep, spec.engine, spec.point)
+    async with Client(url, api_key=api_key, timeout_s=load.request_timeout_s) as client:
+        await client.open_connections(min(spec.concurrency or 8, 1024))
+        payload = {"model": model, "max_tokens": spec.output_tokens, "stream": True, "temperature": load.temperature}
+        payload |= {k: v for k in ("top_p", "top_k") if (v := getattr(load, k)) is not None}
+        payload |= await _dialect(client, model, vocab)
+        prompts = Prompts(vocab, spec.prompt_tokens, *labels, shared_tokens=shared_prefix_tokens)
+        bodies = Bodies(prompts, payload)
+        scraper = Scraper(client.session, url, load.scrape_interval_s, now)
+        await scraper.scrape()
+        started_at, start = datetime.now(UTC), now()
+        with _writer(spec, run_dir) as write, _quiet_collector():
+            tracker = Tracker(
+                rule, start, spec.concurrency, lambda r: write(summary.row(r, start)), spec.rate_per_s is not None
+            )
+            async with _watch(tracker, scraper, rule, on_progress) as health:
+                if spec.rate_per_s is None and not replay_s:
+                    await closed_loop(
+                        client, bodies, tracker, concurrency=spec.concurrency or 1, jitter_s=load.jitter_s,
+                        output_tokens=spec.output_tokens, seed=str(labels),
+                    )  # fmt: skip
+                else:
+                    due = arrivals.schedule(
+                        "replay" if replay_s else spec.arrivals, spec.rate_per_s or 1.0, *labels,
+                        gamma_shape=spec.gamma_shape, times_s=replay_s,
+                    )  # fmt: skip
+                    await open_loop(client, bodies, tracker, due=due, output_tokens=spec.output_tokens)
+    scraper.close()
+    point = dict.fromkeys(results.POINT_KEYS) | {
+        key: getattr(spec, key)
+        for key in ("sweep", "engine", "kind", "point", "concurrency", "rate_per_s", "prompt_tokens", "output_tokens")
+    }
+    point |= summary.summarize(tracker, slo, batching=batching, scraper=scraper)
+    point |= health | {"client_gap_mean_s": stats.mean(tracker.client_gaps)}
+    point["started_at"] = started_at.isoformat(timespec="seconds")
+    expected = prompt_set is not None or shared_prefix_tokens > 0
+    point["verdict"], point["reasons"] = audit(point, floors, cache_expected=expected)
+    if run_dir is not None:
+        series = results.series_path(run_dir, spec.sweep, spec.engine, spec.point)
+        results.write_csv(series, scraper.columns(), scraper.rows(start))
+        results.write_point(run_dir, point)
+    return point
+
+
+def measure_point_sync(spec: PointSpec, **arguments: Any) -> dict[str, Any]:
+    """measure_point in a thread and event loop of its own, so that it also works inside a notebook's running loop."""
+    outcome: list[Any] = []
+
+    def work() -> None:
+        try:
+            with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+                task = runner.get_loop().create_task(measure_point(spec, **arguments))
+                holder.append((runner.get_loop(), task))
+                outcome.extend((runner.get_loop().run_until_complete(task), None))
+        except BaseException as error:
+            outcome[:] = [None, error]
+
+    holder: list[Any] = []
+    thread = threading.Thread(target=work, name="servebook-load", daemon=True)
+    thread.start()
+    try:
+        thread.join()
+    except BaseException:  # Ctrl-C: end the requests before passing it on
+        if holder:
+            loop, task = holder[0]
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(task.cancel)
+        thread.join(5)
+        raise
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]
+
+
+def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:  # not on every platform
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+async def _dialect(client: Client, model: str, vocab: range | Sequence[int]) -> dict[str, Any]:
+    key = (client.url, model)
+    if key not in _dialects:
+        base = {"model": model, "prompt": [int(v) for v in vocab[:4]], "max_tokens": 2, "stream": True}
+        _dialects[key] = await client.accepted(_OPTIONS, base)
+    return _dialects[key]
+
+
+@contextlib.contextmanager
+def _writer(spec: PointSpec, run_dir: Path | None) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    if run_dir is None:
+        yield lambda row: None
+        return
+    path = results.rows_path(run_dir, spec.sweep, spec.engine, spec.point)
+    with contextlib.closing(results.RowWriter(path)) as writer:
+        yield writer.write
+
+
+@contextlib.contextmanager
+def _quiet_collector() -> Iterator[None]:
+    """Keep the garbage collector from walking everything that was there before while time stamps are taken."""
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+
+
+@contextlib.asynccontextmanager
+async def _watch(
+    tracker: Tracker, scraper: Scraper, rule: Rule, on_progress: Progress | None
+) -> AsyncIterator[dict[str, Any]]:
+    """Scrape, measure the client itself, and report progress while the load runs; yields the client's health."""
+    health: dict[str, Any] = {}
+    lags: list[float] = []
+    cpu_at_window = time.thread_time()
+
+    async def lag() -> None:
+        while True:
+            due = now() + 0.02
+            await asyncio.sleep(0.02)
+            if tracker.window_start is not None:
+                lags.append(max(0.0, now() - due))
+
+    async def edges() -> None:
+        nonlocal cpu_at_window
+        await tracker.window_opened.wait()
+        cpu_at_window = time.thread_time()
+        await scraper.scrape()
+
+    async def report() -> None:
+        while on_progress:
+            on_progress(
+                {
+                    "phase": "measured" if tracker.window_start is not None else "warmup",
+                    "done": len(tracker.measured) if tracker.window_start is not None else tracker.warm,
+                    "target": rule.min_requests if tracker.window_start is not None else rule.warmup,
+                    "elapsed_s": now() - tracker.start,
+                    "limit_s": rule.time_limit_s,
+                    "in_flight": len(tracker.in_flight),
+                }
+            )
+            await asyncio.sleep(0.5)
+
+    async def last_scrape() -> None:
+        await tracker.stop.wait()
+        health["client_cpu_s"] = time.thread_time() - cpu_at_window
+        await scraper.scrape()
+
+    tasks = [asyncio.create_task(t()) for t in (lag, edges, report, scraper.run)]
+    closing = asyncio.create_task(last_scrape())
+    try:
+        yield health
+        await closing
+    finally:
+        for task in (*tasks, closing):
+            task.cancel()
+        await asyncio.gather(*tasks, closing, return_exceptions=True)
+        health["client_loop_lag_p99_s"] = stats.percentile(lags, 99)
+
+
+def _allow_many_sockets() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard if soft < hard else soft, hard))
+
+
+__all__ = ["PointSpec", "Reply", "measure_point", "measure_point_sync", "rule_of"]

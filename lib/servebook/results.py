@@ -1,0 +1,215 @@
+"""A run's measured files: request rows appended as they end, one JSON object a point, points.csv, series.
+
+Schemas: ROW_KEYS and POINT_KEYS. Whole files are replaced atomically; rows are appended one line at a time, and a
+line that could not be written whole is taken back, so that a file only ever holds complete rows.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import ServebookError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+log = logging.getLogger(__name__)
+
+# Times in a row are seconds since the point's start on a monotonic clock; null where it did not come to that.
+ROW_KEYS = (
+    "i", "phase", "ok", "error", "scheduled_s", "sent_s", "first_s", "last_s", "end_s", "prompt_tokens",
+    "output_tokens", "prompt_tokens_asked", "output_tokens_asked", "events", "first_event_tokens", "ttft_s", "tpot_s",
+    "e2e_s", "gaps_ms",
+)  # fmt: skip
+POINT_KEYS = (
+    "sweep", "engine", "kind", "point", "concurrency", "rate_per_s", "prompt_tokens", "output_tokens", "requests",
+    "failures", "seconds", "stop_reason", "ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "ttft_ci_low_s",
+    "ttft_ci_high_s", "tpot_mean_s", "tpot_p50_s", "tpot_p99_s", "tpot_ci_low_s", "tpot_ci_high_s", "itl_p50_s",
+    "itl_p99_s", "itl_is_event_gap", "e2e_mean_s", "e2e_p50_s", "e2e_p99_s", "request_rate_per_s", "output_tok_per_s",
+    "output_tok_per_s_ci_low", "output_tok_per_s_ci_high", "decode_tok_per_s", "decode_wall_tok_per_s",
+    "total_tok_per_s", "in_flight_mean", "little_l", "little_error", "waiting_first_token", "server_running_mean",
+    "server_waiting_mean", "cache_hit_share", "preemptions", "server_prefill_mean_s", "server_queue_mean_s",
+    "goodput_per_s", "client_gap_mean_s", "client_cpu_s", "client_loop_lag_p99_s", "started_at", "verdict", "reasons",
+)  # fmt: skip
+
+
+class Rows(list[dict[str, Any]]):
+    """Request rows in the order they ended; `notes` says what had to be repaired to read them."""
+
+    notes: list[str]
+
+
+def _folder(run_dir: Path, sweep: str, engine: str) -> Path:
+    return Path(run_dir) / "requests" / sweep / engine
+
+
+def rows_path(run_dir: Path, sweep: str, engine: str, point: str) -> Path:
+    return _folder(run_dir, sweep, engine) / f"{point}.jsonl"
+
+
+def point_path(run_dir: Path, sweep: str, engine: str, point: str) -> Path:
+    return _folder(run_dir, sweep, engine) / f"{point}.json"
+
+
+def series_path(run_dir: Path, sweep: str, engine: str, point: str) -> Path:
+    return Path(run_dir) / "metrics" / sweep / engine / f"{point}.csv"
+
+
+def _write_fault(error: OSError, path: Path) -> ServebookError:
+    return ServebookError(
+        f"cannot write: {error.strerror or error}", str(path), "Free some space or fix the rights, then resume the run"
+    )
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace path by text in one step; the old content stays if anything fails. Raises ServebookError."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(scratch, "w", encoding="utf-8") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(scratch, path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise _write_fault(error, path) from None
+
+
+class RowWriter:
+    """Appends rows to a point's file, each in one write; what an earlier, unfinished attempt left is set aside."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists() and path.stat().st_size:
+                os.replace(path, path.with_suffix(".aborted.jsonl"))
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise _write_fault(error, path) from None
+        self._size = 0
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
+        try:
+            done = os.write(self._fd, line)
+            while done < len(line):
+                done += os.write(self._fd, line[done:])
+        except OSError as error:
+            os.ftruncate(self._fd, self._size)
+            raise _write_fault(error, self.path) from None
+        self._size += len(line)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def read_rows(path: Path) -> Rows:
+    """The rows of one point. A torn last line (the writer was killed) is cut off the file and noted.
+
+    Raises ServebookError for a missing file or a line that is no JSON object.
+    """
+    rows = Rows()
+    rows.notes = []
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ServebookError(f"cannot read: {error.strerror}", str(path)) from None
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        rows.notes.append(f"{path.name}: a torn last line of {len(data) - whole} bytes was cut off")
+        log.warning("%s", rows.notes[-1])
+        try:
+            os.truncate(path, whole)
+        except OSError:
+            rows.notes[-1] += " (in memory only: the file cannot be written)"
+    for number, line in enumerate(data[:whole].splitlines(), 1):
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError
+        except ValueError:
+            raise ServebookError("not a request row", f"{path}:{number}", "Remove the line, or measure again") from None
+        rows.append(row)
+    return rows
+
+
+def write_point(run_dir: Path, point: Mapping[str, Any]) -> Path:
+    """Store a complete point; its file's presence is what says that it is complete."""
+    path = point_path(run_dir, point["sweep"], point["engine"], point["point"])
+    write_atomic(path, json.dumps(point, indent=1) + "\n")
+    return path
+
+
+def read_point(run_dir: Path, sweep: str, engine: str, point: str) -> dict[str, Any] | None:
+    """A complete point, or None when it is not there yet."""
+    path = point_path(run_dir, sweep, engine, point)
+    return _read_json(path) if path.exists() else None
+
+
+def read_points(run_dir: Path) -> list[dict[str, Any]]:
+    """Every complete point of a run, by sweep, engine, then load in natural order."""
+    found = [_read_json(p) for p in Path(run_dir).glob("requests/*/*/*.json") if not p.name.startswith(".")]
+    return sorted(found, key=lambda p: (p["sweep"], p["engine"], _natural(p["point"])))
+
+
+def write_points_csv(run_dir: Path) -> Path:
+    """Rebuild points.csv from the points' own files."""
+    points = read_points(run_dir)
+    extra = sorted({k for p in points for k in p} - set(POINT_KEYS))
+    path = Path(run_dir) / "points.csv"
+    write_csv(path, [*POINT_KEYS, *extra], ({**p, "reasons": "; ".join(p.get("reasons") or [])} for p in points))
+    return path
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a table atomically; None becomes an empty field."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomic(path, text.getvalue())
+
+
+def points_frame(run_dir: Path) -> pd.DataFrame:
+    """Every complete point as a DataFrame, columns as POINT_KEYS and then whatever else the points carry."""
+    import pandas as pd
+
+    points = read_points(run_dir)
+    return pd.DataFrame(points, columns=list(dict.fromkeys([*POINT_KEYS, *(k for p in points for k in p)])))
+
+
+def rows_frame(run_dir: Path, sweep: str, engine: str, point: str) -> pd.DataFrame:
+    """One point's request rows as a DataFrame."""
+    import pandas as pd
+
+    rows = read_rows(rows_path(run_dir, sweep, engine, point))
+    return pd.DataFrame(rows, columns=list(dict.fromkeys([*ROW_KEYS, *(k for r in rows for k in r)])))
+
+
+def series_frame(run_dir: Path, sweep: str, engine: str, point: str) -> pd.DataFrame:
+    """A point's server and GPU series (columns: load.metrics.SERIES_COLUMNS); empty where nothing was scraped."""
+    import pandas as pd
+
+    path = series_path(run_dir, sweep, engine, point)
+    return pd.read_csv(path) if path.exists() else pd.DataFrame()
+
+
+def _natural(name: str) -> list[Any]:
+    return [float(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", name))]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ServebookError(f"cannot read: {error}", str(path), "Remove it and measure the point again") from None

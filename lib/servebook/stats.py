@@ -1,0 +1,107 @@
+"""Percentiles, intervals and tests for steady state, over plain sequences of floats. Knows nothing of serving.
+
+Only numpy is used, so that the load client starts fast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+Values = Sequence[float] | np.ndarray
+# Student's t, two-sided 95 %, for 1 to 30 degrees of freedom
+_T95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its 95 % confidence interval; low and high are None where there are too few values."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+    @property
+    def relative_half_width(self) -> float:
+        """Half of the interval over the mean; infinite where there is no interval."""
+        if self.low is None or self.high is None or not self.mean:
+            return math.inf
+        return (self.high - self.low) / 2 / abs(self.mean)
+
+
+def t95(degrees: int) -> float:
+    """The two-sided 95 % quantile of Student's t."""
+    return _T95[degrees - 1] if degrees <= len(_T95) else 1.96 + 2.42 / degrees
+
+
+def mean(values: Values) -> float | None:
+    return float(np.mean(values)) if len(values) else None
+
+
+def percentile(values: Values, p: float) -> float | None:
+    """The p-th percentile (0 to 100), linear between order statistics; None of nothing."""
+    return float(np.percentile(np.asarray(values, float), p)) if len(values) else None
+
+
+def mean_interval(values: Values) -> Interval | None:
+    """95 % interval of the mean of values in time order, by batch means.
+
+    Neighbours in time are correlated (requests share batches), so values are grouped into consecutive batches whose
+    means nearly are not: 20 batches, fewer when a batch would hold less than 4 values; below 20 values each value is
+    its own batch. Of the batch and the plain t interval the wider is taken.
+    """
+    x = np.asarray(values, float)
+    if not len(x):
+        return None
+    m = float(x.mean())
+    if len(x) < 2:
+        return Interval(m, None, None)
+    half = t95(len(x) - 1) * float(x.std(ddof=1)) / math.sqrt(len(x))
+    batches = min(20, len(x) // 4)
+    if batches >= 5:
+        means = np.array([b.mean() for b in np.array_split(x, batches)])
+        half = max(half, t95(batches - 1) * float(means.std(ddof=1)) / math.sqrt(batches))
+    return Interval(m, m - half, m + half)
+
+
+def bootstrap_interval(
+    values: Values, statistic: Callable[[np.ndarray], float], *, seed: int = 0, resamples: int = 1000
+) -> tuple[float, float] | None:
+    """95 % percentile-bootstrap interval of any statistic (seeded); None below 5 values."""
+    x = np.asarray(values, float)
+    if len(x) < 5:
+        return None
+    rng = np.random.default_rng(seed)
+    draws = [statistic(x[rng.integers(0, len(x), len(x))]) for _ in range(resamples)]
+    low, high = np.percentile(draws, (2.5, 97.5))
+    return float(low), float(high)
+
+
+def percentile_interval(values: Values, p: float, *, seed: int = 0) -> tuple[float, float] | None:
+    """Bootstrap interval of a percentile."""
+    return bootstrap_interval(values, lambda x: float(np.percentile(x, p)), seed=seed)
+
+
+def drift(values: Values) -> float | None:
+    """Relative change of the mean from the first to the last half of values in time order, or 0.0 if it could be noise.
+
+    Batch means (10 batches) are regressed on time; a slope whose |t| stays under 3 is taken for noise.
+    None below 20 values.
+    """
+    x = np.asarray(values, float)
+    if len(x) < 20 or not x.mean():
+        return None
+    y = np.array([b.mean() for b in np.array_split(x, 10)])
+    t = np.arange(10) - 4.5
+    slope = float(t @ y / (t @ t))
+    residual = y - y.mean() - slope * t
+    error = math.sqrt(float(residual @ residual) / 8 / float(t @ t))
+    if abs(slope) <= 3 * error:
+        return 0.0
+    return slope * 5 / float(x.mean())  # the halves' centres lie 5 batches apart
