@@ -1,13 +1,13 @@
 """A synthetic tokenizer and the model folder around it, so that engines load a config that comes without one.
 
-Every id 0 … vocab−1 decodes to text that is not empty: the printable ASCII characters come first, then one-word tokens
-" aa", " ab" …, which encode back to the same ids. Text outside them becomes "?". There are no special tokens, so none
-is hidden from a stream.
+A byte-level BPE whose every id 0 … vocab−1 decodes to text that is not empty: the printable ASCII characters, and words
+" a", " b", … " aa", " ab" …, each merged from a shorter one and a letter, so that decoded text encodes back to the same
+ids (Transformers rebuilds the tokenizer of some model types from vocabulary and merges alone). Other characters are
+dropped. There are no special tokens, so none is hidden from a stream.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
@@ -19,29 +19,41 @@ from typing import Any
 from .errors import ServebookError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "tekken.json")
-SPACE = "▁"  # how the Metaspace pre-tokenizer writes a space
-CHARACTERS = ["?", *sorted(set(string.ascii_letters + string.digits + string.punctuation + "\n\t") - {"?"}), SPACE]
+SPACE, NEWLINE, TAB = "Ġ", "Ċ", "ĉ"  # as byte-level tokenizers write them
+CHARACTERS = [*(chr(c) for c in range(33, 127)), SPACE, NEWLINE, TAB]
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 
 
-def vocabulary(size: int) -> dict[str, int]:
-    letters = (itertools.product(string.ascii_lowercase, repeat=n) for n in itertools.count(2))
-    words = (SPACE + "".join(word) for group in letters for word in group)
-    return {token: i for i, token in enumerate(itertools.islice(itertools.chain(CHARACTERS, words), size))}
+def vocabulary(size: int) -> tuple[list[str], list[tuple[str, str]]]:
+    """(tokens by id, merges in order)"""
+    merges: list[tuple[str, str]] = []
+    stems = iter([SPACE])
+    words: list[str] = []
+    while len(CHARACTERS) + len(words) < size:
+        stem = next(stems)
+        merges += [(stem, letter) for letter in string.ascii_lowercase[: size - len(CHARACTERS) - len(words)]]
+        words += ["".join(pair) for pair in merges[len(words) :]]
+        if stem == SPACE:
+            stems = iter(words)  # grows while it is read: breadth first
+    return [*CHARACTERS, *words][:size], merges
 
 
 def tokenizer_json(vocab: int) -> dict[str, Any]:
-    """The content of a tokenizer.json that the tokenizers library loads: BPE without merges, whole words looked up."""
-    space = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "never", "split": True}
-    model = {"type": "BPE", "unk_token": "?", "fuse_unk": False, "byte_fallback": False, "ignore_merges": True}
+    """The content of a tokenizer.json that the tokenizers library loads."""
+    tokens, merges = vocabulary(vocab)
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     return {
         "version": "1.0",
         "added_tokens": [],
         "normalizer": None,
-        "pre_tokenizer": space,
+        "pre_tokenizer": byte_level,
         "post_processor": None,
-        "decoder": space,
-        "model": model | {"vocab": vocabulary(vocab), "merges": []},
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "vocab": {token: i for i, token in enumerate(tokens)},
+            "merges": [f"{a} {b}" for a, b in merges],
+        },
     }
 
 
@@ -56,6 +68,8 @@ def write_model_folder(config: dict[str, Any], *, vocab: int, context: int, into
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": context,
             "clean_up_tokenization_spaces": False,
+            "add_prefix_space": False,
+            **dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token")),
             "chat_template": CHAT_TEMPLATE,
         },
         "generation_config.json": {"do_sample": False, "eos_token_id": config.get("eos_token_id")},
