@@ -1,0 +1,30 @@
+"""Figures of the lab book: one style, light and dark, each with its takeaway and a text alternative.
+
+A function takes the run's data and returns a matplotlib Figure; `show(figure)` as a cell's last line displays it.
+"""
+
+from .explain import predicted_vs_measured, roofline, saturation, waterfall
+from .inside import distributions, server_series
+from .style import FigureText, html_figure, save, show, standalone_svg, text_of
+from .sweeps import arrival_rate, frontier, latencies, latency_throughput, prompt_length, throughput
+
+__all__ = [
+    "FigureText",
+    "arrival_rate",
+    "distributions",
+    "frontier",
+    "html_figure",
+    "latencies",
+    "latency_throughput",
+    "predicted_vs_measured",
+    "prompt_length",
+    "roofline",
+    "saturation",
+    "save",
+    "server_series",
+    "show",
+    "standalone_svg",
+    "text_of",
+    "throughput",
+    "waterfall",
+]

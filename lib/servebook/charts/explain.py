@@ -1,0 +1,280 @@
+"""Figures that explain: roofline with both engines' steps, waterfall of a point's time, saturation curve, all scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
+
+from .. import score
+from . import lines, words
+from .style import LIGHT, Canvas, FigureText, chart, engine_styles, plain_log, y_axis
+
+
+@chart
+def roofline(
+    canvas: Canvas,
+    steps: pd.DataFrame | Sequence[Mapping[str, Any]],
+    *,
+    peak_flops_per_s: float,
+    bytes_per_s: float,
+    gpu: str,
+    id: str = "roofline",
+) -> Figure:
+    """The GPU's roofline with measured steps on it.
+
+    steps: rows of engine, phase ("prefill" or "decode"), label (short, e.g. "C = 8"), flops, bytes, seconds; a step's
+    place is flops / bytes against flops / seconds.
+    """
+    frame = pd.DataFrame(steps, columns=["engine", "phase", "label", "flops", "bytes", "seconds"])
+    frame = frame[(frame["seconds"] > 0) & (frame["bytes"] > 0) & (frame["flops"] > 0)]
+    frame = frame.assign(intensity=frame["flops"] / frame["bytes"], rate=frame["flops"] / frame["seconds"] / 1e12)
+    engines = sorted(frame["engine"].unique(), key=lambda e: ({"naive": 0, "vllm": 1}.get(e, 2), e))
+    styles = engine_styles(engines)
+    ridge, peak = peak_flops_per_s / bytes_per_s, peak_flops_per_s / 1e12
+    figure, [(ax, _)] = canvas.panels(1, height=3.7)
+    left = min([0.5, *(frame["intensity"] * 0.6)])
+    right = max([ridge * 8, *(frame["intensity"] * 1.8)])
+    roof_x = np.array([left, ridge, right])
+    ax.plot(roof_x, np.minimum(roof_x * bytes_per_s / 1e12, peak), color=LIGHT["ink"], linewidth=1.6, zorder=2)
+    ax.plot([ridge, ridge], [0, peak], color=LIGHT["muted"], linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
+    found, alt, named = [], [], set()
+    for engine in engines:
+        look = styles[engine]
+        for phase, own in frame[frame["engine"] == engine].groupby("phase", sort=True):
+            own = own.sort_values("intensity")
+            fill = look.colour if phase == "decode" else LIGHT["paper"]
+            ax.plot(own["intensity"], own["rate"], "-", color=look.colour, linewidth=0.8, alpha=0.5, zorder=3)
+            ax.plot(own["intensity"], own["rate"], look.marker, color=look.colour, markerfacecolor=fill, zorder=4)
+            share = own["rate"] / np.minimum(own["intensity"] * bytes_per_s / 1e12, peak)
+            bound = "memory" if (own["intensity"] < ridge).all() else "compute" if (own["intensity"] > ridge).all() else ""
+            side = f"on the {bound} side" if bound else "on both sides of the ridge"
+            low, high = share.min(), share.max()
+            reach = words.percent(high) if high - low < 0.02 else f"{words.percent(low)} to {words.percent(high)}"
+            found.append(f"{engine}'s {phase} steps lie {side} and reach {reach} of the roof")
+            alt.append(f"{engine} {phase}: " + "; ".join(
+                f"{r['label']}: {words.number(r['intensity'])} FLOP/byte, {words.number(r['rate'])} TFLOP/s, "
+                f"{words.percent(s)} of the roof" for (_, r), s in zip(own.iterrows(), share, strict=True)) + ".")  # fmt: skip
+            for _, row in own.iloc[[0, -1] if len(own) > 1 else [0]].iterrows():
+                if (phase, row["label"]) in named:  # the engines' steps of one kind lie close together
+                    continue
+                named.add((phase, row["label"]))
+                ax.annotate(
+                    row["label"], (row["intensity"], row["rate"]), (7, -9), textcoords="offset points", fontsize=7.5,
+                    color=LIGHT["muted"],
+                )  # fmt: skip
+    lowest = min([peak / 1000, *(frame["rate"] * 0.5)])
+    ax.set(xscale="log", xlim=(left, right), ylim=(lowest, peak * 2.2))
+    y_axis(ax, "TFLOP/s reached", "", log=True)
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: words.number(v)))
+    ax.set_xlabel("Operational intensity (FLOP/byte)")
+    ax.annotate(f"ridge {words.number(ridge)}", (ridge, lowest), (4, 5), textcoords="offset points", fontsize=8,
+                color=LIGHT["muted"])  # fmt: skip
+    ax.annotate(f"{words.number(peak)} TFLOP/s", (right, peak), (-2, 4), textcoords="offset points", ha="right",
+                fontsize=8, color=LIGHT["muted"])  # fmt: skip
+    handles = [
+        Line2D([], [], color=styles[e].colour, marker=styles[e].marker, linestyle="none", markersize=5, label=e)
+        for e in engines
+    ]
+    if (frame["phase"] == "prefill").any():
+        handles += [
+            Line2D([], [], color=LIGHT["muted"], marker="o", linestyle="none", markersize=5, label="decode"),
+            Line2D([], [], color=LIGHT["muted"], marker="o", linestyle="none", markersize=5, label="prefill",
+                   markerfacecolor=LIGHT["paper"]),
+        ]  # fmt: skip
+    figure.legend(handles=handles, loc="outside upper left", ncols=2 if canvas.narrow else 6, borderpad=0)
+    head = f"Roofline of {gpu}: {words.number(peak)} TFLOP/s, {words.number(bytes_per_s / 1e9)} GB/s, ridge at "
+    figure.servebook = FigureText(  # type: ignore[attr-defined]
+        id, f"Roofline of {gpu} with the engines' steps", lines.sentence(found) or "No step was measured.",
+        f"{head}{words.number(ridge)} FLOP/byte. {' '.join(alt)}",
+        f"Ridge at {words.number(ridge)} FLOP/byte; intensity counts weights and KV cache, not activations.",
+    )  # fmt: skip
+    return figure
+
+
+@chart
+def waterfall(
+    canvas: Canvas,
+    parts: Sequence[tuple[str, float]],
+    measured: float | None,
+    *,
+    what: str,
+    unit: str = "s",
+    start: str = "roofline says",
+    engine: str = "vllm",
+    id: str = "waterfall",
+    note: str = "",
+) -> Figure:
+    """Where the time went: from the first part (what the roofline says), part by part, to the measured value.
+
+    parts: (label, value) in the order they are added, all in one unit; the first is the start. What they leave
+    unexplained is drawn as a part of its own before `measured`.
+    """
+    labels, values = [start if not parts else parts[0][0]], [parts[0][1] if parts else 0.0]
+    labels += [p[0] for p in parts[1:]]
+    values += [p[1] for p in parts[1:]]
+    explained = float(np.sum(values))
+    if measured is not None:
+        labels += ["not explained", "measured"]
+        values += [measured - explained, measured]
+    scale, shown = (1e3, "ms") if unit == "s" and max(map(abs, values)) < 1 else (1.0, unit)
+    figure, [(ax, _)] = canvas.panels(1, height=0.6 + 0.34 * len(values))
+    look = engine_styles([engine])[engine]
+    level = 0.0
+    reach = max(np.cumsum(values[: len(parts)] or [0]).max(), measured or 0, explained) * scale
+    for row, (label, value) in enumerate(zip(labels, values, strict=True)):
+        total = label == "measured" and measured is not None
+        left = 0.0 if total else min(level, level + value)
+        colour = look.colour if total else LIGHT["bad"] if label == "not explained" else LIGHT["muted"]
+        ax.barh(row, abs(value) * scale, left=left * scale, color=colour, height=0.62, zorder=3)
+        end = (value if total else max(level, level + value)) * scale
+        text = words.number(value * scale)
+        text = text if total or row == 0 else ("−" if value < 0 else "+") + text.lstrip("-")
+        ax.text(end + reach * 0.012, row, text, va="center", fontsize=8.5, color=LIGHT["ink"])
+        if not total:
+            level += value
+            if row + 1 < len(values):
+                ax.plot([level * scale] * 2, [row - 0.31, row + 1.31], color=LIGHT["muted"], linewidth=0.7, zorder=2)
+    ax.set_yticks(range(len(labels)), labels)
+    ax.invert_yaxis()
+    ax.set_xlim(0, reach * 1.14 or 1)
+    ax.grid(axis="y", visible=False)
+    ax.set_xlabel(f"{what} ({shown})")
+    steps = [f"{label}: {words.quantity(v, unit)}" for label, v in zip(labels, values, strict=True)]
+    biggest = max(list(zip(labels, values, strict=True))[1 : len(parts)] or [("", 0.0)], key=lambda p: abs(p[1]))
+    takeaway = f"The {labels[0]} gives {words.quantity(values[0], unit)}"
+    if biggest[0]:
+        takeaway += f"; the largest addition is {biggest[0]} ({words.quantity(biggest[1], unit)})"
+    if measured is not None:
+        left_over = words.percent(abs(measured - explained) / measured) if measured else "–"
+        takeaway += f"; measured {words.quantity(measured, unit)}, {left_over} of it not explained"
+    figure.servebook = FigureText(  # type: ignore[attr-defined]
+        id, f"Where the time went: {what}", takeaway + ".",
+        f"Waterfall of {what} for {engine}. {'; '.join(steps)}.", note,
+    )  # fmt: skip
+    return figure
+
+
+@chart
+def saturation(
+    canvas: Canvas,
+    curve: pd.DataFrame | Sequence[Mapping[str, Any]],
+    *,
+    half_batch: float | None = None,
+    ceiling_tok_per_s: float | None = None,
+    measured: pd.DataFrame | Sequence[Mapping[str, Any]] | None = None,
+    engine: str = "vllm",
+    id: str = "saturation",
+) -> Figure:
+    """Saturation curve of decode: tokens/s over batch B, with the half-saturation batch and the ceiling.
+
+    curve: rows of batch, tok_per_s; measured: rows of concurrency, tok_per_s.
+    """
+    model = pd.DataFrame(curve, columns=["batch", "tok_per_s"]).sort_values("batch")
+    points = pd.DataFrame([] if measured is None else measured, columns=["concurrency", "tok_per_s"]).dropna()
+    figure, [(ax, _)] = canvas.panels(1, height=3.2)
+    look = engine_styles([engine])[engine]
+    ax.plot(model["batch"], model["tok_per_s"], color=look.colour, linestyle=(0, (4, 2)), linewidth=1.5)
+    said, alt = [], []
+    if ceiling_tok_per_s:
+        ax.axhline(ceiling_tok_per_s, color=LIGHT["muted"], linewidth=1)
+        label = f"ceiling {words.number(ceiling_tok_per_s)} tok/s"
+        ax.annotate(label, (0.02, ceiling_tok_per_s), (0, 4), xycoords=("axes fraction", "data"),
+                    textcoords="offset points", fontsize=8.5, color=LIGHT["muted"])  # fmt: skip
+        said.append(f"The decode model nears {words.number(ceiling_tok_per_s)} tok/s")
+    if half_batch and ceiling_tok_per_s:
+        ax.plot([half_batch] * 2, [0, ceiling_tok_per_s / 2], color=LIGHT["muted"], linewidth=1, linestyle=(0, (1, 2)))
+        ax.plot(half_batch, ceiling_tok_per_s / 2, "o", color=LIGHT["ink"], markersize=4.5)
+        ax.annotate(f"half at B = {words.number(half_batch)}", (half_batch, ceiling_tok_per_s / 2), (-7, 5), ha="right",
+                    textcoords="offset points", fontsize=8.5, color=LIGHT["ink"])  # fmt: skip
+        said.append(f"reaches half of it at batch {words.number(half_batch)}")
+    if len(points):
+        points = points.sort_values("concurrency")
+        ax.plot(points["concurrency"], points["tok_per_s"], marker=look.marker, color=look.colour)
+        last = points.iloc[-1]
+        model_at = float(np.interp(last["concurrency"], model["batch"], model["tok_per_s"]))
+        said.append(
+            f"measured at C = {words.number(last['concurrency'])}: {words.number(last['tok_per_s'])} tok/s, "
+            f"{words.percent(last['tok_per_s'] / model_at)} of the model's {words.number(model_at)}"
+        )
+        alt += [f"C = {words.number(r['concurrency'])}: {words.number(r['tok_per_s'])}" for _, r in points.iterrows()]
+    ax.set_ylim(bottom=0)
+    ticks = [2.0**i for i in range(12) if model["batch"].min() <= 2**i <= model["batch"].max()]
+    plain_log(ax.xaxis, ticks, room=6 if canvas.narrow else 12)
+    ax.set_xlabel("Batch, sequences decoded together (log₂)")
+    y_axis(ax, "Decode tokens/s", "", log=False)
+    picked = model.iloc[:: max(1, len(model) // 8)]
+    values = "; ".join(f"B = {words.number(r['batch'])}: {words.number(r['tok_per_s'])}" for _, r in picked.iterrows())
+    measured_words = f" Measured, tok/s: {'; '.join(alt)}." if alt else ""
+    figure.servebook = FigureText(  # type: ignore[attr-defined]
+        id, "How decode throughput saturates with the batch", lines.sentence(said),
+        f"Curve of modelled decode tokens per second over batch: {values}.{measured_words}",
+        "Dashed: the decode-only model, no prefill in it." + (" Solid: measured." if alt else ""),
+    )  # fmt: skip
+    return figure
+
+
+@chart
+def predicted_vs_measured(canvas: Canvas, scores: pd.DataFrame, *, id: str = "predicted-vs-measured") -> Figure:
+    """Every score of the run: measured ÷ predicted, one row a metric, one mark a point, from each engine's best stage."""
+    rows = score.final(scores) if len(scores) else scores
+    figure, [(ax, _)] = canvas.panels(1, height=0.9 + 0.42 * max(2, rows["metric"].nunique() if len(rows) else 2))
+    title = "Every prediction against its measurement"
+    if rows.empty:
+        ax.set_axis_off()
+        text = "No point was both predicted and measured."
+        figure.servebook = FigureText(id, title, text, text)  # type: ignore[attr-defined]
+        return figure
+    engines = sorted(rows["engine"].unique(), key=lambda e: ({"naive": 0, "vllm": 1}.get(e, 2), e))
+    styles = engine_styles(engines)
+    metrics = [m for m in score.MEASURED if (rows["metric"] == m).any()]
+    names = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "latency", "output_tok_per_s": "output tok/s",
+             "decode_tok_per_s": "decode tok/s", "request_rate_per_s": "requests/s"}  # fmt: skip
+    ax.axvspan(1 / (1 + score.NEAR), 1 / (1 - score.NEAR), color=LIGHT["band"], alpha=0.6, zorder=0)
+    ax.axvspan(1 / (1 + score.HIT), 1 / (1 - score.HIT), color=LIGHT["grid"], zorder=0)
+    ax.axvline(1, color=LIGHT["muted"], linewidth=1)
+    for i, metric in enumerate(metrics):
+        for j, engine in enumerate(engines):
+            own = rows[(rows["metric"] == metric) & (rows["engine"] == engine)]
+            y = i + (j - (len(engines) - 1) / 2) * 0.28
+            look = styles[engine]
+            ax.plot(own["ratio"], [y] * len(own), look.marker, color=look.colour, markersize=5, alpha=0.75,
+                    markeredgewidth=0)  # fmt: skip
+    reach = max(1.6, float(np.exp(np.log(rows["ratio"]).abs().max())) * 1.15)
+    ax.set(xscale="log", xlim=(1 / reach, reach), ylim=(len(metrics) - 0.4, -0.6))
+    choices = [0.1, 0.2, 0.5, 1, 2, 5, 10] if reach > 2.4 else [0.5, 0.7, 0.8, 1, 1.25, 1.5, 2]
+    plain_ticks = [c for c in choices if 1 / reach < c < reach]
+    plain_log(ax.xaxis, plain_ticks)
+    ax.set_yticks(range(len(metrics)), [names.get(m, m) for m in metrics])
+    ax.grid(axis="y", visible=False)
+    ax.set_xlabel("measured ÷ predicted (log)")
+    handles = [
+        Line2D([], [], color=styles[e].colour, marker=styles[e].marker, linestyle="none", markersize=5, label=e)
+        for e in engines
+    ]
+    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), borderpad=0)
+    total, hits = len(rows), int((rows["verdict"] == "hit").sum())
+    misses = int((rows["verdict"] == "miss").sum())
+    inside = rows["inside"].dropna()
+    takeaway = (
+        f"Of {total} predictions {hits} are hits (within {words.percent(score.HIT)}), {total - hits - misses} near "
+        f"(within {words.percent(score.NEAR)}) and {misses} misses"
+    )
+    if len(inside):
+        takeaway += f"; {words.percent(inside.astype(float).mean())} of the measurements fell inside the 80 % interval"
+    summary = score.summary(rows, by=("engine", "metric"))
+    alt = "; ".join(
+        f"{r['engine']} {names.get(r['metric'], r['metric'])}: mean error {words.percent(r['mean_abs_error'])}, worst "
+        f"{words.percent(r['worst_error'], signed=True)} over {r['points']} points"
+        for _, r in summary.iterrows()
+    )
+    figure.servebook = FigureText(  # type: ignore[attr-defined]
+        id, title, takeaway + ".", f"Strip chart of measured divided by predicted, by metric and engine. {alt}.",
+        f"n = {total} point × metric pairs; dark band ±10 %, light band ±25 %; left of 1: measured below predicted.",
+    )  # fmt: skip
+    return figure

@@ -1,0 +1,156 @@
+"""Figures from inside a point: how TTFT and TPOT spread over requests, and what the server said of itself over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from . import lines, words
+from .style import LIGHT, Canvas, FigureText, chart, engine_styles, y_axis
+
+SERIES = {
+    "running": ("Requests", "running"),
+    "waiting": ("Requests", "waiting"),
+    "kv_usage": ("KV cache used (%)", "KV cache"),
+    "prompt_tok_per_s": ("Tokens/s", "prompt"),
+    "generation_tok_per_s": ("Tokens/s", "generation"),
+}
+
+
+@chart
+def distributions(
+    canvas: Canvas,
+    requests: pd.DataFrame | Iterable[Mapping[str, Any]],
+    sweep: str,
+    *,
+    by: str = "concurrency",
+    name: str = "C",
+) -> Figure:
+    """TTFT and TPOT of the measured requests, one box (quartiles, whiskers p5 to p95) a point and engine.
+
+    requests: rows with engine, sweep, `by`, ok, phase, ttft_s, tpot_s.
+    """
+    import seaborn as sns
+
+    frame = pd.DataFrame(requests) if not isinstance(requests, pd.DataFrame) else requests
+    if len(frame):
+        frame = frame[(frame["sweep"] == sweep) & frame["ok"].astype(bool) & (frame["phase"] == "measured")]
+    title = "How TTFT and TPOT spread over requests"
+    figure, pairs = canvas.panels(2, height=3.0)
+    if frame.empty:
+        for ax, _ in pairs:
+            ax.set_axis_off()
+        text = "Nothing to draw: no measured request in this sweep."
+        figure.servebook = FigureText(f"distributions-{sweep}", title, text, text)  # type: ignore[attr-defined]
+        return figure
+    engines = sorted(frame["engine"].unique(), key=lambda e: ({"naive": 0, "vllm": 1}.get(e, 2), e))
+    styles = engine_styles(engines)
+    order = sorted(frame[by].dropna().unique())
+    found, alt = [], []
+    for (ax, _), (column, label) in zip(pairs, (("ttft_s", "TTFT"), ("tpot_s", "TPOT")), strict=True):
+        rows = frame.dropna(subset=[column])
+        rows = rows[rows[column] > 0]
+        look = {
+            "data": rows, "x": by, "y": column, "hue": "engine", "order": order, "hue_order": engines,
+            "palette": [styles[e].colour for e in engines], "ax": ax, "legend": False,
+        }  # fmt: skip
+        if len(rows):
+            sns.boxplot(**look, whis=(5, 95), showfliers=False, width=0.7, linewidth=0.9, fill=False, gap=0.15)
+            y_axis(ax, label, "s", log=True)
+        ax.set_xlabel("Concurrency, requests in flight" if by == "concurrency" else by.replace("_", " "))
+        ax.set_xticks(range(len(order)), [words.number(v) for v in order])
+        ax.grid(axis="x", visible=False)
+        for engine in engines:
+            own = rows[rows["engine"] == engine]
+            if own.empty:
+                continue
+            spread = own.groupby(by)[column].quantile([0.5, 0.95]).unstack()
+            widest = (spread[0.95] / spread[0.5]).idxmax()
+            p50, p95 = spread.loc[widest, 0.5], spread.loc[widest, 0.95]
+            found.append(
+                f"{engine}'s {label} spreads most at {name} = {words.number(widest)}: p95 {words.seconds(p95)} "
+                f"against a median of {words.seconds(p50)}"
+            )
+            alt.append(f"{engine} {label}, median and p95: " + "; ".join(
+                f"{name} = {words.number(v)}: {words.seconds(r[0.5])}, {words.seconds(r[0.95])}"
+                for v, r in spread.iterrows()) + ".")  # fmt: skip
+    handles = [_swatch(styles[e].colour, e) for e in engines]
+    figure.legend(handles=handles, loc="outside upper left", ncols=len(engines), borderpad=0)
+    figure.servebook = FigureText(  # type: ignore[attr-defined]
+        f"distributions-{sweep}", title, lines.sentence(found), f"Box plots. {' '.join(alt)}",
+        f"n = {len(frame):,} requests; box: quartiles, whiskers: p5 to p95.",
+    )  # fmt: skip
+    return figure
+
+
+def _swatch(colour: str, label: str) -> Any:
+    from matplotlib.patches import Patch
+
+    return Patch(facecolor="none", edgecolor=colour, linewidth=1.5, label=label)
+
+
+@chart
+def server_series(
+    canvas: Canvas,
+    series: pd.DataFrame | Iterable[Mapping[str, Any]],
+    *,
+    engine: str = "vllm",
+    point: str = "",
+    id: str | None = None,
+) -> Figure:
+    """The server's own counters over time: running and waiting requests, KV use, prompt and generation rates.
+
+    series: rows of time_s and any of running, waiting, kv_usage (share), prompt_tok_per_s, generation_tok_per_s.
+    """
+    frame = pd.DataFrame(series) if not isinstance(series, pd.DataFrame) else series
+    frame = frame.dropna(subset=["time_s"]).sort_values("time_s") if len(frame) else frame
+    known = [c for c in SERIES if c in frame and frame[c].notna().any()]
+    panels = [*dict.fromkeys(SERIES[c][0] for c in known)]
+    id = id or f"series-{engine}{'-' + point if point else ''}"
+    where = f" ({engine}{', ' + point if point else ''})"
+    title = f"What the server said of itself over time{where}"
+    figure, pairs = canvas.panels(max(1, len(panels)), height=1.45, stack=True)
+    if not known:
+        pairs[0][0].set_axis_off()
+        text = "The server reported no metrics for this point."
+        figure.servebook = FigureText(id, title, text, text)  # type: ignore[attr-defined]
+        return figure
+    look = engine_styles([engine])[engine]
+    found, alt = [], []
+    for (ax, _), panel in zip(pairs, panels, strict=True):
+        columns = [c for c in known if SERIES[c][0] == panel]
+        for column, colour in zip(columns, (look.colour, LIGHT["muted"]), strict=False):
+            values = frame[column] * (100 if column == "kv_usage" else 1)
+            ax.plot(frame["time_s"], values, color=colour, linewidth=1.3, label=SERIES[column][1], rasterized=False)
+            low, mid, high = values.min(), values.median(), values.max()
+            alt.append(f"{SERIES[column][1]}: {words.number(low)} to {words.number(high)}, median {words.number(mid)}")
+        if len(columns) > 1:
+            ax.legend(loc="upper right", ncols=2, borderpad=0.1, labelcolor="linecolor", handlelength=1)
+            ax.set_ylim(top=ax.get_ylim()[1] * 1.25)
+        ax.set_ylim(bottom=0)
+        y_axis(ax, panel, "", log=False)
+        ax.tick_params(labelbottom=panel == panels[-1])
+    pairs[-1][0].set_xlabel("Time since the point began (s)")
+    if {"prompt_tok_per_s", "generation_tok_per_s"} <= set(known):
+        flood = frame["prompt_tok_per_s"] > frame["prompt_tok_per_s"].quantile(0.75)
+        rest = frame["prompt_tok_per_s"] <= frame["prompt_tok_per_s"].quantile(0.25)
+        inside, outside = (frame.loc[m, "generation_tok_per_s"].mean() for m in (flood, rest))
+        if np.isfinite(inside) and np.isfinite(outside) and outside > 0:
+            found.append(
+                f"while prompts flood in (upper quarter of the prompt rate) generation runs at {words.number(inside)} "
+                f"tok/s, against {words.number(outside)} in the lower quarter"
+            )
+    if "waiting" in known:
+        found.append(f"the server counted at most {words.number(frame['waiting'].max())} requests as waiting")
+    if "kv_usage" in known:
+        found.append(f"KV cache use peaked at {words.percent(frame['kv_usage'].max())}")
+    takeaway = lines.sentence(found)
+    figure.servebook = FigureText(  # type: ignore[attr-defined]
+        id, title, takeaway[:1].upper() + takeaway[1:], f"Time series. {'; '.join(alt)}.",
+        f"{len(frame):,} scrapes of the server's /metrics.",
+    )  # fmt: skip
+    return figure

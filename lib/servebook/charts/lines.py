@@ -1,0 +1,287 @@
+"""What every sweep figure shares: measured solid, predicted dashed with its band, labels at line ends, ratio panel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from .. import score
+from . import words
+from .style import LIGHT, EngineStyle, engine_styles
+
+MEASURED_CAP = 2.5
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One y quantity: the predicted metric's name, the axis label, its unit, and the measured interval's columns."""
+
+    name: str  # as in predictions and score.MEASURED
+    label: str
+    unit: str
+    short: str = ""
+
+    @property
+    def says(self) -> str:
+        return self.short or self.label
+
+
+TTFT = Metric("ttft_s", "TTFT, mean", "s", "TTFT")
+TPOT = Metric("tpot_s", "TPOT, mean", "s", "TPOT")
+E2E = Metric("e2e_s", "Request latency, mean", "s", "request latency")
+DECODE = Metric("decode_tok_per_s", "Decode throughput (tok/s)", "tok/s", "decode throughput")
+OUTPUT = Metric("output_tok_per_s", "Output tokens/s, wall clock", "tok/s", "output rate")
+
+
+@dataclass(frozen=True)
+class Data:
+    """A sweep's points and predictions, and the engines of the whole run (so that colours never change)."""
+
+    points: pd.DataFrame
+    measured: pd.DataFrame  # long, see score.measured_frame
+    predicted: pd.DataFrame  # long, each engine's best stage
+    engines: list[str]  # of this sweep
+    styles: dict[str, EngineStyle]
+
+    def curve(self, engine: str, metric: str, x: str) -> pd.DataFrame:
+        rows = self.measured[(self.measured["engine"] == engine) & (self.measured["metric"] == metric)]
+        return rows[rows["verdict"] != "invalid"].dropna(subset=[x, "measured"]).sort_values(x)
+
+    def forecast(self, engine: str, metric: str, x: str) -> pd.DataFrame:
+        rows = self.predicted[(self.predicted["engine"] == engine) & (self.predicted["metric"] == metric)]
+        return rows.dropna(subset=[x, "predicted"]).sort_values(x)
+
+    def failed(self, engine: str, x: str) -> list[float]:
+        rows = self.points[(self.points["engine"] == engine) & (self.points["verdict"] == "invalid")]
+        return sorted(rows[x].dropna())
+
+    def xs(self, x: str) -> list[float]:
+        return sorted({*self.points[x].dropna(), *self.predicted[x].dropna()})
+
+
+def gather(points: Any, predictions: Any, sweep: str | None, stage: str | None = None) -> Data:
+    """The sweep's rows of `points` and of each engine's best (or the given) prediction stage."""
+    frame = score.points_frame(points)
+    forecast = score.prediction_frame(predictions if predictions is not None else [])
+    order = [*dict.fromkeys([*frame["engine"].dropna(), *forecast["engine"].dropna()])]
+    order.sort(key=lambda e: ({"naive": 0, "vllm": 1}.get(e, 2), e))
+    styles = engine_styles(order)
+    if sweep is not None:
+        frame, forecast = frame[frame["sweep"] == sweep], forecast[forecast["sweep"] == sweep]
+    best = {e: stage or score.best_stage(forecast, e) for e in order}
+    forecast = forecast[forecast["stage"] == forecast["engine"].map(best)]
+    here = {*frame["engine"].dropna(), *forecast["engine"].dropna()}
+    measured = score.measured_frame(frame) if len(frame) else score.measured_frame([])
+    return Data(frame, measured, forecast, [e for e in order if e in here], styles)
+
+
+def draw(ax: Axes, below: Axes | None, data: Data, metric: Metric, x: str) -> list[tuple[str, float, float]]:
+    """Draw one metric of every engine and the ratio panel; returns the line ends (engine, x, y) to label."""
+    ends = []
+    for engine in data.engines:
+        look = data.styles[engine]
+        seen, said = data.curve(engine, metric.name, x), data.forecast(engine, metric.name, x)
+        if len(said):
+            ax.plot(said[x], said["predicted"], color=look.colour, linestyle=(0, (4, 2)), linewidth=1.4, zorder=2)
+            band = said.dropna(subset=["low", "high"])
+            if len(band):
+                ax.fill_between(band[x], band["low"], band["high"], color=look.colour, alpha=0.13, linewidth=0, zorder=1)
+        if len(seen):
+            ax.plot(seen[x], seen["measured"], color=look.colour, zorder=3)
+            marks(ax, seen, x, "measured", look)
+            interval(ax, seen[x], seen["measured"], seen["measured_low"], seen["measured_high"], look.colour)
+            ends.append((engine, float(seen[x].iloc[-1]), float(seen["measured"].iloc[-1])))
+        elif len(said):
+            ends.append((f"{engine} (predicted)", float(said[x].iloc[-1]), float(said["predicted"].iloc[-1])))
+        for value in data.failed(engine, x):
+            ax.plot(value, 0.03, "x", color=LIGHT["bad"], transform=ax.get_xaxis_transform(), markersize=7, zorder=4)
+        if below is not None and len(seen) and len(said):
+            _ratio(below, seen, said, x, look)
+    return ends
+
+
+def marks(ax: Axes, rows: pd.DataFrame, x: str, y: str, look: EngineStyle) -> None:
+    """Filled markers, hollow where the audit calls the point suspect."""
+    for suspect, group in rows.groupby(rows["verdict"] == "suspect"):
+        fill = LIGHT["paper"] if suspect else look.colour
+        ax.plot(group[x], group[y], look.marker, color=look.colour, markerfacecolor=fill, zorder=4)
+
+
+def interval(ax: Axes, x: Any, y: Any, low: Any, high: Any, colour: str) -> None:
+    known = np.isfinite(low) & np.isfinite(high)
+    if known.any():
+        x, y, low, high = (np.asarray(v, dtype=float)[known] for v in (x, y, low, high))
+        # a mean can lie outside a bootstrap interval by rounding
+        spans = [np.maximum(y - low, 0), np.maximum(high - y, 0)]
+        ax.errorbar(x, y, yerr=spans, fmt="none", ecolor=colour, elinewidth=1.1, capsize=MEASURED_CAP, zorder=3)
+
+
+def _ratio(below: Axes, seen: pd.DataFrame, said: pd.DataFrame, x: str, look: EngineStyle) -> None:
+    rows = seen.merge(said[[x, "predicted"]], on=x)
+    rows = rows[rows["predicted"] > 0]
+    if rows.empty:
+        return
+    rows = rows.assign(**{f"r_{c}": rows[c] / rows["predicted"] for c in ("measured", "measured_low", "measured_high")})
+    below.plot(rows[x], rows["r_measured"], color=look.colour, linewidth=1.2, zorder=3)
+    marks(below, rows, x, "r_measured", look)
+    interval(below, rows[x], rows["r_measured"], rows["r_measured_low"], rows["r_measured_high"], look.colour)
+
+
+def finish_ratio(below: Axes | None, x_label: str, ax: Axes) -> None:
+    """Scale and label the ratio panel, or the only panel's x axis."""
+    if below is None:
+        ax.set_xlabel(x_label)
+        return
+    below.axhspan(1 / (1 + score.HIT), 1 / (1 - score.HIT), color=LIGHT["band"], zorder=0)
+    below.axhline(1, color=LIGHT["muted"], linewidth=0.9, zorder=1)
+    values = [v for line in below.lines for v in np.asarray(line.get_ydata(), dtype=float) if np.isfinite(v) and v > 0]
+    reach = max([1.28, *(max(v, 1 / v) * 1.12 for v in values)])
+    below.set_yscale("log")
+    below.set_ylim(1 / reach, reach)
+    choices = [0.1, 0.2, 0.5, 1, 2, 5, 10] if reach > 2.4 else [0.5, 0.7, 1, 1.4, 2] if reach > 1.5 else [0.8, 1, 1.25]
+    below.yaxis.set_major_locator(FixedLocator([c for c in choices if 1 / reach < c < reach]))
+    below.yaxis.set_minor_locator(NullLocator())
+    below.yaxis.set_major_formatter(FuncFormatter(lambda v, _: words.number(v)))
+    below.set_ylabel("meas. ÷\npred.")
+    below.set_xlabel(x_label)
+
+
+def label_ends(ax: Axes, ends: Sequence[tuple[str, float, float]], data: Data, gap_pt: float = 11.5) -> None:
+    """Names right of the lines' ends, pushed apart where they would overlap. Call after the scales are set."""
+    figure = ax.figure
+    assert isinstance(figure, Figure)
+    figure.draw_without_rendering()
+    to_points = 72 / figure.dpi
+    places = [ax.transData.transform((x, y)) * to_points for _, x, y in ends]
+    heights = {i: float(place[1]) for i, place in enumerate(places)}
+    for _ in range(50):
+        for i in heights:
+            for j in heights:
+                near = abs(places[i][0] - places[j][0]) < 60
+                if i < j and near and (short := gap_pt - abs(heights[i] - heights[j])) > 1e-6:
+                    up, down = (i, j) if places[i][1] >= places[j][1] else (j, i)
+                    heights[up] += short / 2
+                    heights[down] -= short / 2
+    for i, (name, x, y) in enumerate(ends):
+        ax.annotate(
+            name, (x, y), (9, heights[i] - places[i][1]), textcoords="offset points", va="center", ha="left",
+            color=data.styles[name.removesuffix(" (predicted)")].colour, fontweight="bold", annotation_clip=False,
+        )  # fmt: skip
+
+
+def key(ax: Axes, data: Data, narrow: bool, extra: Sequence[Any] = (), band: bool = True) -> None:
+    """One short key above the first panel: what solid, dashed, band, hollow and × mean in this figure."""
+    ink = LIGHT["muted"]
+    entries: list[Any] = []
+    if len(data.measured):
+        entries.append(Line2D([], [], color=ink, marker="o", markersize=5, label="measured"))
+    if len(data.predicted):
+        entries.append(Line2D([], [], color=ink, linestyle=(0, (4, 2)), linewidth=1.4, label="predicted"))
+        if band and data.predicted["low"].notna().any():
+            entries.append(Patch(color=ink, alpha=0.2, linewidth=0, label="80 % interval"))
+    if (data.points["verdict"] == "suspect").any():
+        hollow = {"marker": "o", "markerfacecolor": LIGHT["paper"], "linestyle": "none", "markersize": 5}
+        entries.append(Line2D([], [], color=ink, label="suspect", **hollow))
+    if (data.points["verdict"] == "invalid").any():
+        entries.append(Line2D([], [], color=LIGHT["bad"], marker="x", linestyle="none", label="failed"))
+    entries += extra
+    if entries:
+        figure = ax.figure
+        columns = 2 if narrow else len(entries)
+        figure.legend(
+            handles=entries, loc="outside upper left", ncols=columns, handlelength=1.9, columnspacing=1.4, borderpad=0
+        )
+
+
+# ---- words ----------------------------------------------------------------------------------------------------
+
+
+def sample_note(data: Data, bars: bool = True) -> str:
+    """n per point and engine, and what bars and band are."""
+    parts = []
+    for engine in data.engines:
+        rows = data.points[(data.points["engine"] == engine) & (data.points["verdict"] != "invalid")]
+        counts = rows["requests"].dropna()
+        if len(counts):
+            low, high = int(counts.min()), int(counts.max())
+            parts.append(f"{engine} {low if low == high else f'{low} to {high}'}")
+    text = f"n = requests per point: {', '.join(parts)}. " if parts else ""
+    if bars and len(data.measured) and data.measured["measured_low"].notna().any():
+        text += "Bars: 95 % interval of the mean. "
+    if len(data.predicted):
+        stages = [*dict.fromkeys(data.predicted["stage"].astype(str).str.partition(":")[0])]
+        band = ", band: 80 % interval" if bars and data.predicted["low"].notna().any() else ""
+        text += f"Dashed: predicted ({words.listing(stages)}){band}. "
+    lost = data.points[data.points["verdict"] == "invalid"]
+    if len(lost):
+        text += f"{len(lost)} failed {'point' if len(lost) == 1 else 'points'} marked × and left out. "
+    return text.strip()
+
+
+def errors_sentence(data: Data, metrics: Sequence[Metric], x: str) -> str:
+    """How far the predictions lay off on average, per metric and engine."""
+    found = []
+    for metric in metrics:
+        parts = []
+        for engine in data.engines:
+            rows = data.curve(engine, metric.name, x).merge(data.forecast(engine, metric.name, x)[[x, "predicted"]], on=x)
+            if len(rows):
+                off = (rows["predicted"] / rows["measured"] - 1).abs().mean()
+                parts.append(f"{words.percent(off)} ({engine})")
+        if parts:
+            found.append((f"{metric.says} " if len(metrics) > 1 else "") + words.listing(parts))
+    return f"Mean error of the prediction: {'; '.join(found)}." if found else ""
+
+
+def trends(data: Data, metric: Metric, x: str, at: str) -> list[str]:
+    found = []
+    for engine in data.engines:
+        rows = data.curve(engine, metric.name, x)
+        if len(rows):
+            found.append(words.trend(engine, list(rows[x]), list(rows["measured"]), at, metric.unit))
+    return found
+
+
+def values_in_words(data: Data, metric: Metric, x: str, at: str) -> str:
+    """Every measured and predicted value of a metric, for the text alternative."""
+    parts = []
+    for engine in data.engines:
+        seen, said = data.curve(engine, metric.name, x), data.forecast(engine, metric.name, x)
+        pairs: Mapping[float, float] = dict(zip(said[x], said["predicted"], strict=True))
+        values = []
+        for value, measured in zip(seen[x], seen["measured"], strict=True):
+            predicted = f" (predicted {words.quantity(pairs[value], metric.unit)})" if value in pairs else ""
+            values.append(f"{at.format(words.label(value))}: {words.quantity(measured, metric.unit)}{predicted}")
+        if not values:
+            values = [f"{at.format(words.label(v))}: predicted {words.quantity(p, metric.unit)}" for v, p in pairs.items()]
+        if values:
+            parts.append(f"{engine}, {metric.says}: {'; '.join(values)}.")
+    return " ".join(parts)
+
+
+def compare_at_last(data: Data, metric: Metric, x: str, at: str) -> str:
+    """How the two engines stand at the largest x that both were measured at."""
+    if len(data.engines) < 2:
+        return ""
+    first, second = data.engines[:2]
+    rows = data.curve(first, metric.name, x).merge(data.curve(second, metric.name, x), on=x, suffixes=("_a", "_b"))
+    if rows.empty:
+        return ""
+    last = rows.iloc[-1]
+    ratio = last["measured_b"] / last["measured_a"]
+    return f"At {at.format(words.label(last[x]))} {second}'s {metric.says} is {words.times(ratio)} {first}'s."
+
+
+def sentence(parts: Iterable[str]) -> str:
+    """Join clauses into one sentence that starts with a capital only where the engine's name does not."""
+    joined = "; ".join(p for p in parts if p)
+    return f"{joined}." if joined else ""

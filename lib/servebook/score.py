@@ -1,0 +1,222 @@
+"""Predictions against measurements: error, verdict, share inside the interval, and where the largest misses lie.
+
+Works on what the stages before wrote: the run's points (one row a point) and its frozen predictions. Knows nothing
+of models, GPUs or engines. Signs: `error_share` = predicted / measured − 1, so +0.25 means predicted a quarter too
+high; `ratio` = measured / predicted, as the ratio panels draw it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+HIT, NEAR = 0.10, 0.25  # largest |error_share| of each verdict
+INTERVAL_SHARE = 0.80  # what the predictions' intervals promise
+
+# predicted metric -> measured columns, the first that holds a value counts; then its 95 % interval, if any
+MEASURED: dict[str, tuple[tuple[str, ...], tuple[str, str] | None]] = {
+    "ttft_s": (("ttft_mean_s", "ttft_p50_s"), ("ttft_ci_low_s", "ttft_ci_high_s")),
+    "tpot_s": (("tpot_mean_s", "tpot_p50_s"), ("tpot_ci_low_s", "tpot_ci_high_s")),
+    "e2e_s": (("e2e_mean_s", "e2e_p50_s"), None),
+    "output_tok_per_s": (("output_tok_per_s",), ("output_tok_per_s_ci_low", "output_tok_per_s_ci_high")),
+    "decode_tok_per_s": (("decode_tok_per_s",), None),
+    "request_rate_per_s": (("request_rate_per_s",), None),
+}
+KEY = ["sweep", "engine", "point"]
+CONDITIONS = ["concurrency", "rate_per_s", "prompt_tokens", "output_tokens"]
+REGIME_WORDS = {
+    "queue": ("queue", "wait"),
+    "mixed step": ("mixed",),
+    "host": ("host", "overhead", "front", "launch", "gap"),
+    "memory": ("memory", "weight", "kv", "bytes", "bandwidth", "recopy"),
+    "compute": ("compute", "flop", "gemm", "prefill", "attention"),
+}
+
+
+def points_frame(points: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Points as a DataFrame with every column that charts and scores read; what is unknown is NaN."""
+    frame = points.copy() if isinstance(points, pd.DataFrame) else pd.DataFrame(list(points))
+    text = [*KEY, "verdict", "stop_reason"]
+    numbers = [*CONDITIONS, "requests", "failures"]
+    for columns, interval in MEASURED.values():
+        numbers += [*columns, *(interval or ())]
+    numbers += [f"{m}_{q}_s" for m in ("ttft", "tpot", "e2e") for q in ("p50", "p99")]
+    for column in text:
+        frame[column] = frame[column].astype(object) if column in frame else None
+    for column in dict.fromkeys(numbers):
+        frame[column] = pd.to_numeric(frame[column], errors="coerce") if column in frame else np.nan
+    frame["decode_tok_per_s_ci_low"], frame["decode_tok_per_s_ci_high"] = _rate_interval(frame)
+    return frame
+
+
+def _rate_interval(frame: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    # decode rate = running / TPOT, so its interval is the TPOT interval turned over
+    base = frame["decode_tok_per_s"] * frame["tpot_mean_s"]
+    return base / frame["tpot_ci_high_s"], base / frame["tpot_ci_low_s"]
+
+
+def prediction_frame(predictions: Mapping[str, Any] | Iterable[Mapping[str, Any]] | pd.DataFrame) -> pd.DataFrame:
+    """One row per stage × point × metric: value, low, high, regime.
+
+    Takes the contents of predictions.json, its "frozen" list, or a bare list of predicted points.
+    """
+    if isinstance(predictions, pd.DataFrame):
+        return predictions
+    entries = predictions["frozen"] if isinstance(predictions, Mapping) else list(predictions)
+    if entries and "points" not in entries[0]:
+        entries = [{"stage": "predicted", "points": entries}]
+    rows = []
+    for entry in entries:
+        for point in entry["points"]:
+            regimes = point.get("breakdown") or {}
+            for metric, value in (point.get("metrics") or {}).items():
+                if isinstance(value, Mapping):
+                    value, low, high = value.get("value"), value.get("low"), value.get("high")
+                else:
+                    low = high = None
+                if value is None:
+                    continue
+                rows.append(
+                    {"stage": entry["stage"]}
+                    | {k: point.get(k) for k in [*KEY, *CONDITIONS]}
+                    | {"metric": metric, "predicted": value, "low": low, "high": high}
+                    | {"regime": regime(regimes, metric), "fits": point.get("fits", True)}
+                )
+    columns = ["stage", *KEY, *CONDITIONS, "metric", "predicted", "low", "high", "regime", "fits"]
+    frame = pd.DataFrame(rows, columns=columns)
+    numbers = [*CONDITIONS, "predicted", "low", "high"]
+    frame[numbers] = frame[numbers].apply(pd.to_numeric, errors="coerce")
+    return frame
+
+
+def regime(breakdown: Mapping[str, Any], metric: str = "") -> str:
+    """What a prediction says the time of `metric` is bound by: queue, mixed step, host, memory or compute.
+
+    A breakdown may name it (`regime`, `bound`), nest one breakdown a metric, or hold seconds by part; then the part
+    with the largest time decides. "unknown" when it says nothing.
+    """
+    own = breakdown.get(metric) or breakdown.get(metric.removesuffix("_s"))
+    if isinstance(own, Mapping):
+        return regime(own)
+    for key in (f"{metric}_regime", "regime", "bound"):
+        if isinstance(named := breakdown.get(key), str):
+            return named
+        if isinstance(named, Mapping) and isinstance(named.get(metric), str):
+            return named[metric]
+    seconds: dict[str, float] = {}
+    for key, value in breakdown.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+            continue
+        word = next((r for r, words in REGIME_WORDS.items() if any(w in key.lower() for w in words)), None)
+        if word and key.endswith(("_s", "_ms", "_share")):
+            seconds[word] = seconds.get(word, 0.0) + abs(value)
+    return max(seconds, key=seconds.__getitem__) if seconds else "unknown"
+
+
+def measured_frame(points: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Points in long form: one row per point × metric with measured, measured_low, measured_high and n."""
+    frame = points_frame(points)
+    parts = []
+    for metric, (columns, interval) in MEASURED.items():
+        values = frame[columns[0]]
+        for other in columns[1:]:
+            values = values.fillna(frame[other])
+        low, high = interval or (f"{metric}_ci_low", f"{metric}_ci_high")
+        part = frame[[*KEY, *CONDITIONS, "verdict"]].copy()
+        part["metric"], part["measured"], part["n"] = metric, values, frame["requests"]
+        part["measured_low"] = frame[low] if low in frame else np.nan
+        part["measured_high"] = frame[high] if high in frame else np.nan
+        parts.append(part.dropna(subset=["measured"]))
+    parts = [p for p in parts if len(p)] or parts[:1]
+    return pd.concat(parts, ignore_index=True)
+
+
+def verdict(error_share: float) -> str:
+    """hit (|error| ≤ 10 %), near (≤ 25 %) or miss."""
+    size = abs(error_share)
+    return "hit" if size <= HIT else "near" if size <= NEAR else "miss"
+
+
+def score(
+    points: pd.DataFrame | Iterable[Mapping[str, Any]],
+    predictions: Mapping[str, Any] | Iterable[Mapping[str, Any]],
+) -> pd.DataFrame:
+    """One row per stage × point × metric that was both predicted and measured.
+
+    Columns: stage, sweep, engine, point, the point's conditions, metric, predicted, low, high, measured,
+    measured_low, measured_high, n, error_share, ratio, inside (None without an interval), verdict, regime, data
+    ("valid" or "suspect"). Invalid points are left out. So are calibration points of a calibrated stage: the
+    prediction has seen them.
+    """
+    predicted = prediction_frame(predictions)
+    measured = measured_frame(points)
+    measured = measured[(measured["verdict"] != "invalid") & (measured["measured"] > 0)]
+    rows = predicted.merge(measured.drop(columns=CONDITIONS).rename(columns={"verdict": "data"}), on=[*KEY, "metric"])
+    seen = (rows["sweep"] == "calibration") & rows["stage"].astype(str).str.startswith("calibrated")
+    rows = rows[~seen & (rows["predicted"] > 0)].reset_index(drop=True)
+    rows["error_share"] = rows["predicted"] / rows["measured"] - 1
+    rows["ratio"] = rows["measured"] / rows["predicted"]
+    known = rows["low"].notna() & rows["high"].notna()
+    inside = (rows["low"] <= rows["measured"]) & (rows["measured"] <= rows["high"])
+    rows["inside"] = inside.astype(object).where(known, None)
+    rows["verdict"] = [verdict(e) for e in rows["error_share"]]
+    rows["data"] = rows["data"].fillna("valid")
+    return rows
+
+
+def summary(scores: pd.DataFrame, by: Sequence[str] = ("stage", "engine", "metric")) -> pd.DataFrame:
+    """Per group: points, mean absolute error (share of the measured value), mean signed error, worst error, share
+    inside the predicted interval, and counts of hit, near and miss."""
+    rows = []
+    for key, group in scores.groupby(list(by), sort=True):
+        inside = group["inside"].dropna()
+        counts = group["verdict"].value_counts()
+        worst = group.loc[group["error_share"].abs().idxmax()]
+        rows.append(
+            dict(zip(by, key, strict=True))
+            | {
+                "points": len(group),
+                "mean_abs_error": group["error_share"].abs().mean(),
+                "mean_error": group["error_share"].mean(),
+                "worst_error": worst["error_share"],
+                "worst_point": f"{worst['sweep']} {worst['point']}",
+                "inside_share": inside.astype(float).mean() if len(inside) else np.nan,
+            }
+            | {v: int(counts.get(v, 0)) for v in ("hit", "near", "miss")}
+        )
+    tail = ["points", "mean_abs_error", "mean_error", "worst_error", "worst_point", "inside_share", "hit", "near", "miss"]
+    return pd.DataFrame(rows, columns=[*by, *tail])
+
+
+def best_stage(scores_or_predictions: pd.DataFrame, engine: str) -> str | None:
+    """The stage that a chart shows for an engine: its own calibrated one, else the datasheet one, else the first."""
+    own = scores_or_predictions[scores_or_predictions["engine"] == engine]["stage"].dropna().astype(str)
+    for wanted in (f"calibrated:{engine}", "calibrated", "datasheet"):
+        if (own == wanted).any():
+            return wanted
+    return None if own.empty else str(own.iloc[0])
+
+
+def final(scores: pd.DataFrame) -> pd.DataFrame:
+    """Only the rows of each engine's best stage: the predictions that the charts draw."""
+    keep = {e: best_stage(scores, e) for e in scores["engine"].unique()}
+    return scores[scores["stage"] == scores["engine"].map(keep)].reset_index(drop=True)
+
+
+def largest_misses(scores: pd.DataFrame, n: int = 5, stage: str | None = None) -> pd.DataFrame:
+    """The n largest errors, one a engine × sweep × metric (its worst point), with `also`: how many other points of
+    that group are a miss. Without `stage`, each engine's best stage counts."""
+    rows = scores[scores["stage"] == stage] if stage else final(scores)
+    # on the log scale twice too high and half too low are the same miss
+    rows = rows.assign(size=np.log(rows["ratio"]).abs())
+    picked = []
+    for _, group in rows.groupby(["engine", "sweep", "metric"], sort=True):
+        worst = group.loc[group["size"].idxmax()].copy()
+        worst["also"] = int((group["verdict"] == "miss").sum() - (worst["verdict"] == "miss"))
+        picked.append(worst)
+    if not picked:
+        return rows.assign(also=0).head(0)
+    return pd.DataFrame(picked).sort_values("size", ascending=False, kind="stable").head(n).reset_index(drop=True)

@@ -1,0 +1,146 @@
+"""Synthetic runs for the chart, score and report tests: shapes as the run folder holds them, values from closed forms."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+CONCURRENCY_DEMO = (1, 2, 4, 8)
+CONCURRENCY_FULL = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def _point(sweep: str, engine: str, point: str, **values: Any) -> dict[str, Any]:
+    base = {
+        "sweep": sweep, "engine": engine, "kind": "concurrency", "point": point, "concurrency": 1, "rate_per_s": None,
+        "prompt_tokens": 512, "output_tokens": 128, "requests": 64, "failures": 0, "seconds": 30.0,
+        "stop_reason": "requests", "verdict": "valid", "reasons": [], "started_at": "2026-01-02T03:04:05Z",
+        "cache_hit_share": 0.0, "little_error": 0.004, "preemptions": 0,
+    }  # fmt: skip
+    return base | values
+
+
+def _serve(engine: str, concurrency: int, prompt: int, output: int, noise: random.Random) -> dict[str, Any]:
+    prefill = prompt * 1.6e-4
+    wobble = 1 + noise.uniform(-0.03, 0.03)
+    if engine == "naive":
+        tpot = 0.0308 * wobble
+        own = prefill * 1.1 + (output - 1) * tpot
+        ttft = (concurrency - 1) * own + prefill * 1.1
+        decode = 1 / tpot
+    else:
+        tpot = (0.028 + 0.00045 * concurrency + prefill * (concurrency - 1) / output) * wobble
+        ttft = prefill * (1 + 0.35 * (concurrency - 1) ** 0.5) * wobble
+        decode = concurrency / tpot
+    e2e = ttft + (output - 1) * tpot
+    rate = concurrency / e2e
+    return {
+        "ttft_mean_s": ttft, "ttft_p50_s": ttft * 0.96, "ttft_p90_s": ttft * 1.2, "ttft_p99_s": ttft * 1.9,
+        "ttft_ci_low_s": ttft * 0.95, "ttft_ci_high_s": ttft * 1.06, "tpot_mean_s": tpot, "tpot_p50_s": tpot * 0.99,
+        "tpot_p99_s": tpot * 1.4, "tpot_ci_low_s": tpot * 0.985, "tpot_ci_high_s": tpot * 1.015,
+        "itl_p50_s": tpot * 0.97, "itl_p99_s": tpot * 3, "e2e_mean_s": e2e, "e2e_p50_s": e2e * 0.99,
+        "e2e_p99_s": e2e * 1.25, "request_rate_per_s": rate, "output_tok_per_s": rate * output,
+        "output_tok_per_s_ci_low": rate * output * 0.97, "output_tok_per_s_ci_high": rate * output * 1.03,
+        "decode_tok_per_s": decode, "decode_wall_tok_per_s": rate * (output - 1), "in_flight_mean": concurrency * 0.999,
+        "little_l": rate * e2e,
+    }  # fmt: skip
+
+
+def points(concurrency: tuple[int, ...] = CONCURRENCY_FULL, engines: tuple[str, ...] = ("naive", "vllm")) -> list[dict]:
+    noise = random.Random(7)
+    rows = []
+    for engine in engines:
+        for c in concurrency:
+            if engine == "naive" and c > 16:
+                continue
+            rows.append(_point("c512", engine, f"c{c:04d}", concurrency=c, **_serve(engine, c, 512, 128, noise)))
+            own = _serve(engine, c, 8192, 128, noise)
+            rows.append(_point("c8192", engine, f"c{c:04d}", concurrency=c, prompt_tokens=8192, **own))
+        for p in (128, 512, 2048, 8192):
+            own = _serve(engine, 1, p, 64, noise)
+            rows.append(
+                _point("prompt", engine, f"p{p:05d}", kind="prompt_length", prompt_tokens=p, output_tokens=64, **own)
+            )
+        for r in (0.2, 0.5, 1.0):
+            own = _serve(engine, int(1 + 4 * r), 512, 128, noise)
+            rows.append(_point("rate", engine, f"r{r:.3f}", kind="arrival_rate", concurrency=None, rate_per_s=r, **own))
+    return rows
+
+
+def spoiled(rows: list[dict]) -> list[dict]:
+    """The same run with a suspect and a failed point."""
+    rows = [dict(r) for r in rows]
+    vllm = [r for r in rows if r["engine"] == "vllm" and r["sweep"] == "c512"]
+    vllm[1] |= {"verdict": "suspect", "reasons": ["prefix-cache hits on 41 % of prompt tokens"]}
+    vllm[2] |= {"verdict": "invalid", "reasons": ["every request failed: <script>alert(1)</script>"], "requests": 0}
+    for key, value in vllm[2].items():
+        if isinstance(value, float):
+            vllm[2][key] = None
+    return rows
+
+
+def predictions(rows: list[dict]) -> dict[str, Any]:
+    def stage(name: str, engines: list[str], bias: float) -> dict[str, Any]:
+        entries = []
+        for row in rows:
+            if row["engine"] not in engines:
+                continue
+            metrics = {}
+            for metric, column in (
+                ("ttft_s", "ttft_mean_s"), ("tpot_s", "tpot_mean_s"), ("e2e_s", "e2e_mean_s"),
+                ("output_tok_per_s", "output_tok_per_s"), ("decode_tok_per_s", "decode_tok_per_s"),
+                ("request_rate_per_s", "request_rate_per_s"),
+            ):  # fmt: skip
+                factor = 1 + bias * (0.4 + 0.1 * (row["concurrency"] or 1) ** 0.5)
+                factor = 1 / factor if "per_s" in metric else factor
+                value = row[column] * factor
+                metrics[metric] = {"value": value, "low": value * 0.88, "high": value * 1.12}
+            conditions = ("sweep", "engine", "point", "concurrency", "rate_per_s", "prompt_tokens", "output_tokens")
+            entries.append(
+                {k: row[k] for k in conditions}
+                | {"metrics": metrics, "wall_s": 30.0, "fits": True, "note": ""}
+                | {"breakdown": {"weights_s": 0.020, "kv_s": 0.004, "compute_s": 0.003, "host_s": 0.002, "queue_s": 0.0}}
+            )
+        return {
+            "stage": name, "time_utc": "2026-01-02T03:00:00Z", "inputs_sha256": "ab" * 32, "servebook_version": "0.1",
+            "constants": {"bandwidth_gb_per_s": 505.0}, "points": entries,
+        }  # fmt: skip
+
+    engines = sorted({r["engine"] for r in rows})
+    frozen = [stage("datasheet", engines, -0.35)] + [stage(f"calibrated:{e}", [e], -0.08) for e in engines]
+    return {"frozen": frozen}
+
+
+def requests(rows: list[dict], sweep: str = "c512") -> list[dict]:
+    noise = random.Random(3)
+    found = []
+    for row in rows:
+        if row["sweep"] != sweep or row["verdict"] == "invalid":
+            continue
+        for i in range(min(row["requests"], 40)):
+            spread = noise.lognormvariate(0, 0.18)
+            found.append({
+                "sweep": sweep, "engine": row["engine"], "point": row["point"], "concurrency": row["concurrency"],
+                "i": i, "phase": "measured", "ok": True, "error": None, "ttft_s": row["ttft_mean_s"] * spread,
+                "tpot_s": row["tpot_mean_s"] * noise.lognormvariate(0, 0.03),
+            })  # fmt: skip
+    return found
+
+
+def series() -> list[dict]:
+    noise = random.Random(5)
+    rows = []
+    for t in range(120):
+        flood = (t // 10) % 2 == 0
+        rows.append({
+            "time_s": float(t), "running": 32 - (t % 3), "waiting": 0, "kv_usage": 0.4 + 0.2 * ((t % 20) / 20),
+            "prompt_tok_per_s": (10_800 if flood else 0) * noise.uniform(0.9, 1.1),
+            "generation_tok_per_s": (1_000 if flood else 4_200) * noise.uniform(0.9, 1.1),
+        })  # fmt: skip
+    return rows
+
+
+def write(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
