@@ -117,8 +117,9 @@ def resolve(hardware: HardwareParams) -> Gpu:
     by_key |= {_key(n): gpu for gpu, names in _entries().values() for n in names}
     if _key(wanted) in by_key:
         return by_key[_key(wanted)]
-    near = difflib.get_close_matches(_key(wanted), by_key, 1, 0.3)
-    hint = f"Did you mean {by_key[near[0]].name}? " if near else ""
+    near = [n for n in cards if _key(n).startswith(_key(wanted))]
+    near = near or [by_key[k].name for k in difflib.get_close_matches(_key(wanted), by_key, 1, 0.3)]
+    hint = f"Did you mean {' or '.join(near)}? " if near else ""
     raise ServebookError(
         f"unknown GPU {wanted!r}",
         "hardware.gpu",
