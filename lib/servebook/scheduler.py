@@ -1,0 +1,446 @@
+"""vLLM V1's scheduling decisions, step by step: which request gets how many tokens. Knows no time, files or plots.
+
+Follows `vllm/v1/core/sched/scheduler.py` (0.32): `running` is walked in admission order, then `waiting` first come,
+first served, each taking min(what it still needs, what is left of the token budget); admission reserves KV blocks for
+the whole prompt; without a free block the newest running request is preempted and recomputed; with asynchronous
+scheduling one batch is queued behind the running one, and a finished request keeps its seat and blocks until its last
+step has been processed.
+
+Decodes advance in lockstep, so their state is kept against a shared decode clock and a step costs the same for 4 or 400
+of them; whatever breaks the lockstep (a preemption, a budget that starves a decode) is walked request by request.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+
+WAITING, PREFILL, DECODE, DRAINING, FINISHED = range(5)  # DRAINING: last token scheduled, its step not processed yet
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """vLLM's own names and defaults. kv_blocks counts usable blocks (vLLM keeps one of its pool as a null block)."""
+
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+    kv_blocks: int = 1 << 20
+    block_size: int = 16
+    long_prefill_token_threshold: int = 0
+    reserve_full_prompt: bool = True  # scheduler_reserve_full_isl
+    async_scheduling: bool = True
+    prefix_caching: bool = True
+
+    @property
+    def depth(self) -> int:
+        """Batches in flight at most: one running, and with asynchronous scheduling one queued behind it."""
+        return 2 if self.async_scheduling else 1
+
+
+class Request:
+    """One request: prompt_tokens, output_tokens, hit_tokens (prompt tokens found in the prefix cache)."""
+
+    __slots__ = (
+        "base", "client", "computed", "delivered", "drained", "end_s", "finish", "first_s", "hit_tokens",
+        "id", "joined", "output_tokens", "preemptions", "prompt_tokens", "ready_s", "scheduled_s", "sent_s",
+        "seq", "stale", "state", "target",
+    )  # fmt: skip
+
+    def __init__(self, id: int, prompt_tokens: int, output_tokens: int, hit_tokens: int = 0, client: int = 0) -> None:
+        self.id, self.client = id, client
+        self.prompt_tokens, self.output_tokens, self.hit_tokens = prompt_tokens, output_tokens, hit_tokens
+        self.state = WAITING
+        self.computed = 0  # tokens with KV, scheduled ones included (while decoding: base + clock)
+        self.target = prompt_tokens  # tokens to compute before the next one is sampled
+        self.delivered = 0  # output tokens processed (kept up to date only while not decoding)
+        self.base = self.finish = self.seq = 0  # finish: the clock after its last decode step
+        self.joined = self.drained = -1  # index of the step that finished its prefill; of its last step
+        self.stale = 0  # steps in flight from before its preemption
+        self.preemptions = 0
+        self.sent_s = self.ready_s = self.scheduled_s = self.first_s = self.end_s = -1.0
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One forward pass. chunks: [(request, new tokens, tokens already computed, samples a token)]; decodes: requests
+    that decode one token; kv_tokens: context tokens that these decodes read."""
+
+    index: int
+    decodes: int = 0
+    kv_tokens: int = 0
+    chunks: list[tuple[Request, int, int, bool]] = field(default_factory=list)
+    finishing: list[Request] = field(default_factory=list)  # requests whose last token this step samples
+    skipped: set[Request] | None = None  # decoding requests left out of this step
+    stale: list[tuple[Request, bool]] | None = None  # preempted since: (request, was a token sampled)
+    tokens: dict[int, int] | None = None  # tokens per request id, kept when tracing
+
+    @property
+    def empty(self) -> bool:
+        return not self.decodes and not self.chunks
+
+
+class BlockPool:
+    """The free list of KV blocks. Its order matters only for what a preempted request finds again in the prefix cache:
+    hashed blocks go to the back (evicted least recently used first, a request's tail first), others to the front."""
+
+    def __init__(self, blocks: int, caching: bool) -> None:
+        self.free, self.caching = blocks, caching
+        self._order: deque[list] = deque([[None, blocks]])  # [owner, blocks]
+        self._owned: dict[Request, list] = {}
+        self._taken = 0  # blocks taken from the front, not yet applied to _order
+
+    def take(self, blocks: int) -> None:
+        self.free -= blocks
+        self._taken += blocks
+
+    def _apply(self) -> None:
+        n, self._taken = self._taken, 0
+        while n:
+            head = self._order[0]
+            used = min(n, head[1])
+            n -= used
+            head[1] -= used
+            if not head[1]:
+                self._order.popleft()
+                if head[0] is not None and self._owned.get(head[0]) is head:
+                    del self._owned[head[0]]
+
+    def release(self, blocks: int, hashed: int, owner: Request | None = None) -> None:
+        self.free += blocks
+        if not self.caching:
+            self._taken -= blocks  # order is irrelevant
+            return
+        self._apply()
+        if blocks > hashed:
+            if self._order and self._order[0][0] is None:
+                self._order[0][1] += blocks - hashed
+            else:
+                self._order.appendleft([None, blocks - hashed])
+        if not hashed:
+            return
+        if owner is not None:
+            segment: list = [owner, hashed]
+            self._owned[owner] = segment
+            self._order.append(segment)
+        elif self._order and self._order[-1][0] is None and len(self._order) > 1:
+            self._order[-1][1] += hashed
+        else:
+            self._order.append([None, hashed])
+
+    def cached(self, owner: Request) -> int:
+        """Blocks of a preempted request that were not evicted meanwhile: a prefix of it."""
+        if not self.caching:
+            return 0
+        self._apply()
+        segment = self._owned.get(owner)
+        return segment[1] if segment else 0
+
+    def reclaim(self, owner: Request, blocks: int) -> None:
+        segment = self._owned.pop(owner)
+        segment[0] = None
+        segment[1] -= blocks
+        if not segment[1]:
+            self._order.remove(segment)
+        self.free -= blocks
+
+
+class Scheduler:
+    """`add` requests, `schedule` a step, `update` it once it has run (steps are updated in the order scheduled)."""
+
+    def __init__(self, config: SchedulerConfig, trace: bool = False) -> None:
+        self.config, self.trace = config, trace
+        self.pool = BlockPool(config.kv_blocks, config.prefix_caching)
+        self.waiting: deque[Request] = deque()
+        self.running: dict[Request, None] = {}  # in admission order
+        self.prefilling: dict[Request, None] = {}
+        self.inflight: deque[Step] = deque()
+        self.clock = 0  # decode steps so far
+        self.decodes = 0  # requests decoding
+        self.preemptions = 0
+        self._base_sum = 0
+        self._residue = [0] * config.block_size  # decodes that need a new block when clock % block_size == i
+        self._finish: list[tuple[int, int, Request]] = []
+        self._index = self._seq = self._newest_decode = 0
+
+    # -- lockstep decodes -------------------------------------------------------------------------------------------
+    def _join(self, r: Request, step: Step) -> None:
+        """The step samples r's next token; from the next step on it decodes."""
+        self.prefilling.pop(r, None)
+        r.joined = step.index
+        left = r.output_tokens - r.delivered - 1
+        if left <= 0:
+            self._drain(r, step)
+            return
+        r.state = DECODE
+        r.base = r.computed - self.clock
+        r.finish = self.clock + left
+        self.decodes += 1
+        self._base_sum += r.base
+        self._residue[-r.base % self.config.block_size] += 1
+        self._newest_decode = max(self._newest_decode, r.seq)
+        heapq.heappush(self._finish, (r.finish, r.seq, r))
+
+    def _leave(self, r: Request) -> None:
+        r.computed = r.base + self.clock
+        self.decodes -= 1
+        self._base_sum -= r.base
+        self._residue[-r.base % self.config.block_size] -= 1
+
+    def _drain(self, r: Request, step: Step) -> None:
+        r.state, r.drained, r.delivered = DRAINING, step.index, r.output_tokens
+        step.finishing.append(r)
+
+    def _tick(self, step: Step) -> None:
+        self.clock += 1
+        heap = self._finish
+        while heap and heap[0][0] <= self.clock:
+            finish, _, r = heapq.heappop(heap)
+            if r.state == DECODE and r.finish == finish:
+                self._leave(r)
+                self._drain(r, step)
+
+    def next_finish(self) -> int:
+        """Clock at which the next decoding request gets its last token."""
+        heap = self._finish
+        while heap and (heap[0][2].state != DECODE or heap[0][2].finish != heap[0][0]):
+            heapq.heappop(heap)
+        return heap[0][0] if heap else self.clock
+
+    def kv_tokens(self) -> int:
+        """Context tokens that the decodes of the next step read."""
+        return self._base_sum + self.decodes * (self.clock + 1)
+
+    # -- public ------------------------------------------------------------------------------------------------------
+    def add(self, r: Request) -> None:
+        self.waiting.append(r)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def schedule(self) -> Step:
+        step = Step(self._index)
+        self._index += 1
+        config = self.config
+        threshold = config.long_prefill_token_threshold if len(self.running) + len(self.waiting) > 1 else 0
+        threshold = threshold or config.max_num_batched_tokens
+        if self.trace:
+            step.tokens = {}
+        preempted = False
+        plan = self._lockstep(threshold)
+        if plan is None:
+            left, preempted = self._walk(step, threshold)
+        else:
+            left = plan[1]
+            step.decodes, step.kv_tokens = self.decodes, self.kv_tokens()
+            if self.trace:
+                step.tokens = {r.id: 1 for r in self.running if r.state == DECODE}
+            if self.decodes:
+                self.pool.take(self._residue[self.clock % config.block_size])
+                self._tick(step)
+            for r, new in plan[0]:
+                self._chunk(r, new, step)
+        if not preempted and left and self.waiting:
+            self._admit(step, left, threshold)
+        for r, _, _, samples in step.chunks:
+            if samples:
+                self._join(r, step)
+        if not step.empty:
+            self.inflight.append(step)
+        return step
+
+    def update(self, step: Step) -> list[Request]:
+        """The step has run: returns the requests that it finished; blocks and seats are free again."""
+        if step.empty:
+            return []
+        assert self.inflight.popleft() is step
+        for r, sampled in step.stale or ():
+            r.stale -= 1
+            r.delivered += sampled
+        for r in step.finishing:
+            if r.state == WAITING:  # preempted while its last token was in flight
+                self.waiting.remove(r)
+                if r in self.pool._owned:
+                    self.pool._owned.pop(r)[0] = None
+            else:
+                del self.running[r]
+                self._free(r, r.computed // self.config.block_size)
+            r.state = FINISHED
+        return step.finishing
+
+    # -- pure decode, many steps at once -------------------------------------------------------------------------------
+    def steady_steps(self) -> int:
+        """How many of the coming steps certainly are the same pure decode (unless a request arrives)."""
+        if self.prefilling or not self.decodes or len(self.inflight) != self.config.depth - 1:
+            return 0
+        if self.inflight and (self.inflight[0].finishing or self.inflight[0].chunks or self.inflight[0].stale):
+            return 0
+        if self.decodes != len(self.running) or self.decodes > self.config.max_num_batched_tokens:
+            return 0
+        if self.waiting:
+            head = self.waiting[0]
+            fits = head.stale or self._blocks(head.target) <= self.pool.free
+            if fits and len(self.running) < self.config.max_num_seqs:
+                return 0
+        enough = (self.pool.free - self.decodes) * self.config.block_size // self.decodes
+        return min(self.next_finish() - self.clock - 1, enough)
+
+    def skip(self, steps: int) -> None:
+        """Advance `steps` (at most steady_steps()) pure decode steps."""
+        full, rest = divmod(steps, self.config.block_size)
+        blocks = full * self.decodes
+        for i in range(rest):
+            blocks += self._residue[(self.clock + i) % self.config.block_size]
+        self.pool.take(blocks)
+        self.clock += steps
+        self._index += steps
+        if self.inflight:
+            kv = self._base_sum + self.decodes * self.clock
+            self.inflight[0] = Step(self._index - 1, self.decodes, kv)
+
+    # -- decisions -----------------------------------------------------------------------------------------------------
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.config.block_size)
+
+    def _lockstep(self, threshold: int) -> tuple[list[tuple[Request, int]], int] | None:
+        """(chunks, budget left) of the running requests, if every decode gets its token and nothing is preempted."""
+        left = self.config.max_num_batched_tokens - self.decodes
+        if left < 0:
+            return None
+        blocks = self._residue[self.clock % self.config.block_size] if self.decodes else 0
+        chunks = []
+        for r in self.prefilling:
+            new = min(r.target - r.computed, threshold, left)
+            if not new:
+                break
+            left -= new
+            chunks.append((r, new))
+            blocks += self._blocks(r.computed + new) - self._blocks(r.computed)
+        if blocks > self.pool.free:
+            return None
+        if not left and self.prefilling and self.decodes and next(iter(self.prefilling)).seq < self._newest_decode:
+            return None  # a prompt ahead of a decode may take the budget that the decode wants
+        return chunks, left
+
+    def _chunk(self, r: Request, new: int, step: Step) -> None:
+        blocks = self._blocks(r.computed + new) - self._blocks(r.computed)
+        if blocks:
+            self.pool.take(blocks)
+        step.chunks.append((r, new, r.computed, r.computed + new >= r.target))
+        r.computed += new
+        if step.tokens is not None:
+            step.tokens[r.id] = new
+
+    def _walk(self, step: Step, threshold: int) -> tuple[int, bool]:
+        """vLLM's loop over the running requests, literally. Returns the budget left and whether any was preempted."""
+        left, preempted = self.config.max_num_batched_tokens, False
+        order, at = list(self.running), 0
+        decoded: list[Request] = []
+        prefills: list[tuple[Request, int]] = []
+        while at < len(order) and left:
+            r = order[at]
+            if r.state == DRAINING:
+                at += 1
+                continue
+            computed = r.base + self.clock if r.state == DECODE else r.computed
+            new = 1 if r.state == DECODE else min(r.target - computed, threshold, left)
+            blocks = self._blocks(computed + new) - self._blocks(computed)
+            while blocks > self.pool.free:
+                victim = order.pop()
+                self._preempt(victim)
+                preempted = True
+                if victim is r:
+                    break
+            if r.state == WAITING:
+                break
+            left -= new
+            if r.state == DECODE:
+                self.pool.take(blocks)
+                decoded.append(r)
+            else:
+                self._chunk(r, new, step)
+                prefills.append((r, new))
+            at += 1
+        step.decodes = len(decoded)
+        step.kv_tokens = sum(r.base + self.clock + 1 for r in decoded)
+        if step.tokens is not None:
+            step.tokens.update({r.id: 1 for r in decoded})
+        if decoded:
+            got = set(decoded)
+            step.skipped = {r for r in self.running if r.state == DECODE and r not in got}
+            for r in step.skipped:
+                self._shift(r)
+            self._tick(step)
+        return left, preempted
+
+    def _shift(self, r: Request) -> None:
+        """r misses a decode step: its clock falls one behind."""
+        size = self.config.block_size
+        self._residue[-r.base % size] -= 1
+        r.base -= 1
+        self._residue[-r.base % size] += 1
+        self._base_sum -= 1
+        r.finish += 1
+        heapq.heappush(self._finish, (r.finish, r.seq, r))
+
+    def _in_step(self, r: Request, step: Step) -> tuple[bool, bool]:
+        """(was r in this step, did it sample a token there)."""
+        for other, _, _, samples in step.chunks:
+            if other is r:
+                return True, samples
+        if r.state == PREFILL or step.index <= r.joined or (step.skipped and r in step.skipped):
+            return False, False
+        there = r.state == DECODE or step.index <= r.drained
+        return there, there
+
+    def _preempt(self, r: Request) -> None:
+        del self.running[r]
+        self.prefilling.pop(r, None)
+        if r.state == DECODE:
+            self._leave(r)
+            r.delivered = r.output_tokens - (r.finish - self.clock)
+        for step in self.inflight:
+            there, sampled = self._in_step(r, step)
+            if there:
+                step.stale = [*(step.stale or ()), (r, sampled)]
+                r.stale += 1
+                r.delivered -= sampled
+        known = r.prompt_tokens + r.delivered
+        self._free(r, min(r.computed, known) // self.config.block_size, owner=r)
+        r.state, r.computed = WAITING, 0
+        r.target = r.prompt_tokens + r.delivered
+        r.preemptions += 1
+        self.preemptions += 1
+        self.waiting.appendleft(r)
+
+    def _free(self, r: Request, hashed: int, owner: Request | None = None) -> None:
+        self.pool.release(self._blocks(r.computed), hashed if self.config.prefix_caching else 0, owner)
+
+    def _admit(self, step: Step, left: int, threshold: int) -> None:
+        size, skipped = self.config.block_size, []
+        while left and self.waiting and len(self.running) < self.config.max_num_seqs:
+            r = self.waiting[0]
+            if r.stale:  # its tokens from before the preemption are still in flight
+                skipped.append(self.waiting.popleft())
+                continue
+            r.target = r.prompt_tokens + r.delivered
+            usable = (r.target - 1) // size  # the last token is always computed
+            own = min(self.pool.cached(r), usable) if r.preemptions else 0
+            hits = max(own, min(r.hit_tokens // size, usable)) if self.config.prefix_caching else 0
+            new = min(r.target - hits * size, threshold, left)
+            reserve = self._blocks(r.target if self.config.reserve_full_prompt else hits * size + new)
+            if reserve > self.pool.free:
+                break
+            if own:
+                self.pool.reclaim(r, own)
+            self.pool.take(hits - own)
+            self.waiting.popleft()
+            self.running[r] = None
+            self._seq += 1
+            r.state, r.seq, r.computed = PREFILL, self._seq, hits * size
+            self.prefilling[r] = None
+            self._chunk(r, new, step)
+            left -= new
+        for r in reversed(skipped):
+            self.waiting.appendleft(r)

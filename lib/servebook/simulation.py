@@ -1,0 +1,323 @@
+"""Clients against a simulated server, in simulated time: the closed and open loops, vLLM's engine loop, the naive FIFO.
+
+Deterministic for a seed. Stretches of pure decode, where nothing arrives and nothing ends, are taken in one go: a
+decode step is linear in the context tokens that it reads, so many of them have a closed form.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from .scheduler import Request, Scheduler, SchedulerConfig, Step
+
+
+class StepTimes(Protocol):
+    """What the loop asks of a step-time model (seconds)."""
+
+    def decode(self, decodes: int, kv_tokens: int) -> tuple[float, float]:
+        """(a, b): a pure decode step takes a + b · kv_tokens."""
+
+    def mixed(self, step: Step) -> float:
+        """A step that also prefills."""
+
+    def frontend(self, prompt_tokens: int) -> float:
+        """HTTP, JSON, tokenizing and hashing before a request reaches the engine."""
+
+
+class Prompt(NamedTuple):
+    """One kind of request; hit_tokens of it are found in the prefix cache."""
+
+    prompt_tokens: int
+    output_tokens: int
+    hit_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the clients do. Closed loop: `concurrency` clients, each waiting gap + U(0, jitter) between its requests,
+    the jitter held under jitter_cap of the mean latency as the real client does. Open loop: arrivals_s.
+
+    prompts are taken in turn. A closed loop drops the first `warmup` completions and ends with the `requests`-th after
+    them or at max_seconds, without draining; an open loop measures by arrival and waits for the last.
+    """
+
+    prompts: Sequence[Prompt]
+    concurrency: int | None = None
+    jitter_s: float = 0.0
+    gap_s: float = 0.0
+    jitter_cap: float = 0.04
+    arrivals_s: Sequence[float] = ()
+    warmup: int = 0
+    requests: int = 100
+    max_seconds: float = math.inf
+    seed: int = 1
+
+
+class LogEntry(NamedTuple):
+    """`steps` equal steps: decodes each, their mean kv_tokens, (request id, new, before, samples) chunks, the end."""
+
+    steps: int
+    decodes: int
+    kv_tokens: float
+    chunks: tuple[tuple[int, int, int, bool], ...]
+    end_s: float
+
+
+@dataclass
+class Result:
+    """Measured requests in the order they ended, and the window's figures. running_mean is what vLLM's gauge shows:
+    it is set when a step has been processed, so a request is not in it before its first step ends."""
+
+    requests: list[Request]
+    window: tuple[float, float]
+    wall_s: float
+    running_mean: float
+    preemptions: int = 0
+    complete: bool = True  # every request that was asked for was measured
+    log: list[LogEntry] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return self.window[1] - self.window[0]
+
+    def mean(self, of: str) -> float:
+        """Mean over requests of ttft_s, tpot_s, e2e_s, queue_s (ready → first scheduled) or frontend_s."""
+        values = [v for r in self.requests if (v := value(r, of)) is not None]
+        return sum(values) / len(values) if values else math.nan
+
+
+def value(r: Request, of: str) -> float | None:
+    if of == "ttft_s":
+        return r.first_s - r.sent_s
+    if of == "tpot_s":
+        return (r.end_s - r.first_s) / (r.output_tokens - 1) if r.output_tokens > 1 else None
+    if of == "e2e_s":
+        return r.end_s - r.sent_s
+    if of == "queue_s":
+        return r.scheduled_s - r.ready_s
+    return r.ready_s - r.sent_s
+
+
+def arrivals(kind: str, rate_per_s: float, count: int, seed: int, gamma_shape: float = 1.0) -> list[float]:
+    """Arrival times of an open loop: poisson, constant, or gamma with a shape (1 = poisson, larger = more even)."""
+    rng, at, out = random.Random(f"{kind}-{seed}"), 0.0, []
+    for _ in range(count):
+        if kind == "constant":
+            at += 1 / rate_per_s
+        elif kind == "gamma":
+            at += rng.gammavariate(gamma_shape, 1 / (gamma_shape * rate_per_s))
+        else:
+            at += rng.expovariate(rate_per_s)
+        out.append(at)
+    return out
+
+
+class _Clients:
+    """Sends requests, follows their completions and says when the point is over."""
+
+    def __init__(self, load: Load) -> None:
+        self.load, self.rng = load, random.Random(load.seed)
+        self.due: list[tuple[float, int, Request]] = []  # (sent_s, id, request)
+        self.measured: list[Request] = []
+        self.ended = self._sent = 0
+        self._e2e_sum = 0.0
+        self.window_start = 0.0 if load.warmup == 0 or load.concurrency is None else math.nan
+        self.last_s = 0.0
+        self.over = False
+        if load.concurrency is None:
+            for at in load.arrivals_s:
+                self._send(at, 0)
+            if not self.due:
+                self.over = True
+        else:
+            for client in range(load.concurrency):
+                self._send(self.rng.uniform(0, load.jitter_s), client)
+
+    def _send(self, at: float, client: int) -> None:
+        prompt = self.load.prompts[self._sent % len(self.load.prompts)]
+        r = Request(self._sent, *prompt, client)
+        r.sent_s = at
+        heapq.heappush(self.due, (at, r.id, r))
+        self._sent += 1
+
+    def done(self, r: Request, at: float) -> None:
+        load = self.load
+        r.end_s = self.last_s = at
+        self.ended += 1
+        if load.concurrency is None:
+            if r.id >= load.warmup:
+                self.measured.append(r)
+            self.over = self.over or self.ended == self._sent
+            return
+        if self.ended > load.warmup:
+            self.measured.append(r)
+        elif self.ended == load.warmup:
+            self.window_start = at
+        self._e2e_sum += at - r.sent_s
+        if len(self.measured) >= load.requests:
+            self.over = True
+            return
+        jitter = min(load.jitter_s, load.jitter_cap * self._e2e_sum / self.ended)
+        self._send(at + load.gap_s + self.rng.uniform(0, jitter), r.client)
+
+    def result(self, wall_s: float, gauge: list[tuple[float, int]], **more: Any) -> Result:
+        load, start, end = self.load, self.window_start, self.last_s
+        if load.concurrency is None:
+            inside = [r.sent_s for r in self.measured]
+            start, end = (min(inside), max(r.end_s for r in self.measured)) if inside else (0.0, 0.0)
+            complete = len(self.measured) == max(len(load.arrivals_s) - load.warmup, 0)
+        else:
+            complete = len(self.measured) >= load.requests
+        start = min(start, end) if start == start else end
+        return Result(self.measured, (start, end), wall_s, _time_mean(gauge, start, end), complete=complete, **more)
+
+
+def _time_mean(gauge: list[tuple[float, int]], start: float, end: float) -> float:
+    """Mean over [start, end] of a step function given as (since, value)."""
+    if end <= start:
+        return 0.0
+    area, held, since = 0.0, 0, 0.0
+    for at, level in [*gauge, (end, 0)]:
+        area += held * max(0.0, min(at, end) - max(since, start))
+        held, since = level, at
+    return area / (end - start)
+
+
+def simulate(config: SchedulerConfig, times: StepTimes, load: Load, *, skip: bool = True, log: bool = False) -> Result:
+    """vLLM's engine loop: take in requests, schedule, and with asynchronous scheduling only then wait for the step
+    before. skip=False takes every step singly (same result, slower). Raises ValueError for a prompt over the pool."""
+    for p in load.prompts:
+        if -(-(p.prompt_tokens + p.output_tokens - 1) // config.block_size) > config.kv_blocks:
+            raise ValueError("a request needs more KV blocks than there are")
+    clients, scheduler, depth = _Clients(load), Scheduler(config), config.depth
+    queue: deque[tuple[Step, float]] = deque()
+    ready: list[tuple[float, int, Request]] = []  # requests past the front end
+    entries: list[LogEntry] = []
+    gauge: list[tuple[float, int]] = []
+    frontend_free = now = gpu_free = 0.0
+    frontend, due = times.frontend, clients.due
+    running = 0
+
+    while not clients.over and now <= load.max_seconds:
+        while due and (due[0][0] <= now or not ready):
+            sent, _, r = heapq.heappop(due)
+            frontend_free = r.ready_s = max(frontend_free, sent) + frontend(r.prompt_tokens)
+            heapq.heappush(ready, (r.ready_s, r.id, r))
+        while ready and ready[0][0] <= now:
+            scheduler.add(heapq.heappop(ready)[2])
+        if scheduler.has_work:
+            if skip and (steady := scheduler.steady_steps()) > 1:
+                upcoming = ready[0][0] if ready else math.inf
+                if due and due[0][0] < upcoming:
+                    upcoming = due[0][0]  # it is not ready before it is sent
+                n, decodes, kv = scheduler.decodes, scheduler.decodes, scheduler.kv_tokens()
+                a, b = times.decode(decodes, kv)
+                first, grow = a + b * kv, b * n
+                start = max(gpu_free, now)
+                steps = min(steady, _steps_before(upcoming - start, first, grow) + depth)
+                if upcoming <= start:
+                    steps = 0
+                if steps > 1:
+                    scheduler.skip(steps)
+                    gpu_free = start + _sum(steps, first, grow)
+                    now = start + _sum(steps - 1, first, grow) if depth == 2 else gpu_free
+                    if log:
+                        entries.append(LogEntry(steps, decodes, kv + n * (steps - 1) / 2, (), gpu_free))
+                    if depth == 2:
+                        queue[0] = (scheduler.inflight[0], gpu_free)
+                    continue
+            step = scheduler.schedule()
+            if step.empty:
+                end = max(now, queue[-1][1]) if queue else now
+            else:
+                start = max(gpu_free, now)
+                if step.chunks:
+                    for r, _, _, _ in step.chunks:
+                        if r.scheduled_s < 0:
+                            r.scheduled_s = start
+                    gpu_free = start + times.mixed(step)
+                else:
+                    a, b = times.decode(step.decodes, step.kv_tokens)
+                    gpu_free = start + a + b * step.kv_tokens
+                end = gpu_free
+                if log:
+                    chunks = tuple((r.id, n, before, s) for r, n, before, s in step.chunks)
+                    entries.append(LogEntry(1, step.decodes, step.kv_tokens, chunks, end))
+            queue.append((step, end))
+            if len(queue) < depth:
+                continue
+        elif not queue:
+            now = ready[0][0] if ready else math.inf
+            continue
+        step, end = queue.popleft()
+        now = max(now, end)
+        for r, _, _, samples in step.chunks:
+            if samples and r.first_s < 0:
+                r.first_s = now
+        for r in scheduler.update(step):
+            clients.done(r, now)
+        if len(scheduler.running) != running:
+            running = len(scheduler.running)
+            gauge.append((now, running))
+    return clients.result(min(now, load.max_seconds), gauge, preemptions=scheduler.preemptions, log=entries)
+
+
+def _sum(steps: int, first: float, grow: float) -> float:
+    """Seconds of `steps` steps, the first taking `first`, each next one `grow` longer."""
+    return steps * first + grow * (steps * (steps - 1) / 2)
+
+
+def _steps_before(seconds: float, first: float, grow: float) -> int:
+    """The largest n whose n steps end before `seconds` have passed."""
+    if seconds <= 0:
+        return -1
+    if math.isinf(seconds):
+        return 1 << 40
+    if grow < 1e-15:
+        n = int(seconds / first)
+    else:
+        half = first - grow / 2
+        n = int((math.sqrt(half * half + 2 * grow * seconds) - half) / grow)
+    while n > 0 and _sum(n, first, grow) >= seconds:
+        n -= 1
+    while _sum(n + 1, first, grow) < seconds:
+        n += 1
+    return n
+
+
+class ServiceTimes(Protocol):
+    """What the FIFO asks of a naive server's model (seconds)."""
+
+    def frontend(self, prompt_tokens: int) -> float: ...
+
+    def prefill(self, prompt_tokens: int) -> float: ...
+
+    def decode_total(self, prompt_tokens: int, output_tokens: int) -> float: ...
+
+
+def simulate_naive(times: ServiceTimes, load: Load) -> Result:
+    """One request at a time, first come first served. Open loop with equal requests: an M/D/1 queue."""
+    clients, gauge, free = _Clients(load), [(0.0, 1)], 0.0
+    cost: dict[tuple[int, int], tuple[float, float, float]] = {}
+    while not clients.over and clients.due:
+        sent, _, r = heapq.heappop(clients.due)
+        key = (r.prompt_tokens, r.output_tokens)
+        if key not in cost:
+            front, prefill = times.frontend(r.prompt_tokens), times.prefill(r.prompt_tokens)
+            cost[key] = front, prefill, times.decode_total(r.prompt_tokens, r.output_tokens)
+        front, prefill, decode = cost[key]
+        r.ready_s = sent + front
+        r.scheduled_s = max(free, r.ready_s)
+        r.first_s = r.scheduled_s + prefill
+        free = r.first_s + decode
+        if free > load.max_seconds and load.concurrency is not None:
+            free = load.max_seconds
+            break
+        clients.done(r, free)
+    return clients.result(free, gauge)

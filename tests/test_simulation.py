@@ -1,0 +1,118 @@
+"""The simulated clients and engine loop: hand-worked cases, and the closed form against single steps."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from servebook.scheduler import SchedulerConfig
+from servebook.simulation import Load, Prompt, arrivals, simulate, simulate_naive
+
+
+class Times:
+    """Fixed step times: 10 ms a decode step plus 1 µs a context token, 100 ms a step that prefills."""
+
+    def decode(self, decodes, kv_tokens):
+        return 0.010, 1e-6
+
+    def mixed(self, step):
+        return 0.100 + 1e-6 * step.kv_tokens
+
+    def frontend(self, prompt_tokens):
+        return 0.002
+
+
+class Fixed:
+    def frontend(self, prompt_tokens):
+        return 0.0
+
+    def prefill(self, prompt_tokens):
+        return 1.0
+
+    def decode_total(self, prompt_tokens, output_tokens):
+        return 2.0
+
+
+def test_one_client_is_the_sum_of_its_steps():
+    # 5,000 prompt tokens in chunks of 2048: 3 steps; then 9 decode steps over contexts of 5,001 … 5,009 tokens
+    r = simulate(SchedulerConfig(), Times(), Load([Prompt(5000, 10)], concurrency=1, requests=3))
+    assert r.mean("ttft_s") == pytest.approx(0.002 + 0.3)
+    assert r.mean("tpot_s") == pytest.approx(0.010 + 5005e-6)
+
+
+def test_a_request_that_arrives_mid_step_waits_for_the_queued_batch_too():
+    # B arrives while A's first decode runs: with one batch queued ahead it starts two steps later
+    load = Load([Prompt(16, 50)], arrivals_s=[0.0, 0.105])
+    waits = {}
+    for asynchronous in (True, False):
+        r = simulate(SchedulerConfig(async_scheduling=asynchronous), Times(), load)
+        b = next(x for x in r.requests if x.id == 1)
+        waits[asynchronous] = b.scheduled_s - b.ready_s
+    assert waits[False] < 0.0101
+    assert waits[True] == pytest.approx(waits[False] + 0.010, abs=1e-4)
+
+
+def test_running_gauge_starts_when_a_first_step_ends():
+    r = simulate(SchedulerConfig(), Times(), Load([Prompt(16, 11)], concurrency=1, requests=50, warmup=2))
+    decode = 10 * 0.010
+    assert r.running_mean == pytest.approx(decode / (decode + 0.102), rel=0.01)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_skipping_pure_decode_changes_nothing(seed):
+    rng = random.Random(seed)
+    prompts = [Prompt(rng.randint(1, 3000), rng.randint(1, 300), rng.choice([0, 64])) for _ in range(rng.randint(1, 5))]
+    config = SchedulerConfig(
+        max_num_batched_tokens=rng.choice([64, 512, 2048]), max_num_seqs=rng.choice([4, 64]),
+        kv_blocks=rng.choice([220, 400, 5000]), async_scheduling=rng.random() < 0.5, prefix_caching=rng.random() < 0.5,
+    )  # fmt: skip
+    if rng.random() < 0.5:
+        load = Load(prompts, concurrency=rng.randint(1, 12), jitter_s=0.2, requests=40, warmup=5, seed=seed)
+    else:
+        load = Load(prompts, arrivals_s=arrivals("poisson", 1.0, 40, seed), warmup=4)
+    fast, slow = simulate(config, Times(), load), simulate(config, Times(), load, skip=False)
+    assert [r.id for r in fast.requests] == [r.id for r in slow.requests]
+    for a, b in zip(fast.requests, slow.requests, strict=True):
+        assert (a.first_s, a.end_s) == pytest.approx((b.first_s, b.end_s), abs=1e-7)
+    assert fast.running_mean == pytest.approx(slow.running_mean, abs=1e-6)
+    assert fast.preemptions == slow.preemptions
+    again = simulate(config, Times(), load)
+    assert [(r.first_s, r.end_s) for r in again.requests] == [(r.first_s, r.end_s) for r in fast.requests]
+
+
+def test_kv_pool_bounds_what_runs():
+    # 40 blocks hold two requests of 320 tokens; the rest wait though eight are in flight
+    config = SchedulerConfig(kv_blocks=40)
+    r = simulate(config, Times(), Load([Prompt(300, 20)], concurrency=8, requests=60, warmup=8))
+    assert 1.0 < r.running_mean <= 2.0
+    with pytest.raises(ValueError):
+        simulate(SchedulerConfig(kv_blocks=10), Times(), Load([Prompt(300, 20)], concurrency=1))
+
+
+def test_naive_closed_loop_is_the_fifo_rotation():
+    # post 2: every request waits for the C - 1 others: (C - 1)·T + prefill
+    r = simulate_naive(Fixed(), Load([Prompt(100, 10)], concurrency=8, requests=40, warmup=8))
+    assert r.mean("ttft_s") == pytest.approx(7 * 3.0 + 1.0)
+    assert len(r.requests) / r.seconds == pytest.approx(1 / 3.0)
+
+
+def test_naive_open_loop_is_an_m_d_1_queue():
+    # Pollaczek-Khinchine: mean wait = ρ·T / (2·(1 − ρ)) = 0.6·3 / 0.8
+    load = Load([Prompt(100, 10)], arrivals_s=arrivals("poisson", 0.2, 60_000, 3), warmup=1000)
+    assert simulate_naive(Fixed(), load).mean("queue_s") == pytest.approx(2.25, rel=0.05)
+
+
+@pytest.mark.parametrize("kind", ["poisson", "constant", "gamma"])
+def test_arrivals_keep_their_rate(kind):
+    times = arrivals(kind, 4.0, 20_000, 1, gamma_shape=4.0)
+    gaps = [b - a for a, b in zip([0.0, *times], times, strict=False)]
+    mean = sum(gaps) / len(gaps)
+    cv2 = sum((g - mean) ** 2 for g in gaps) / len(gaps) / mean**2
+    assert mean == pytest.approx(0.25, rel=0.02)
+    assert cv2 == pytest.approx({"poisson": 1.0, "constant": 0.0, "gamma": 0.25}[kind], abs=0.05)
+
+
+def test_the_time_limit_cuts_a_point_off():
+    r = simulate(SchedulerConfig(), Times(), Load([Prompt(16, 11)], concurrency=1, requests=1000, max_seconds=5.0))
+    assert not r.complete and 20 < len(r.requests) < 30 and r.wall_s <= 5.0
