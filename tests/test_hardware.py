@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+from servebook import hardware
+from servebook.errors import ServebookError
+from servebook.hardware import GIB, catalog, cpu, match, resolve
+from servebook.params import HardwareFigures, HardwareParams
+
+
+def test_every_asked_card_has_a_dense_rate_and_a_source():
+    asked = "A40 A100-40GB-PCIe A100-40GB-SXM A100-80GB-PCIe A100-80GB-SXM A10 L4 L40S T4 RTX-4090 RTX-5090"
+    asked += " H100-PCIe H100-SXM H200 B200"
+    assert set(catalog()) == set(asked.split())
+    for gpu in catalog().values():
+        assert gpu.source and gpu.url and gpu.url.startswith("https://")
+        assert gpu.memory_gib < gpu.memory_sold_gb
+        # a datasheet's sparsity figure taken for the dense one would show as more than 4 × the 8-bit rate's half
+        for eight_bit in filter(None, (gpu.fp8_tflops, gpu.int8_tflops)):
+            assert 1.9 <= eight_bit / gpu.fp16_tflops <= 4.1
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops", "gb_per_s"),
+    [
+        ("A40", 149.7, 696),
+        ("A100-80GB-SXM", 312, 2039),
+        ("A100-80GB-PCIe", 312, 1935),
+        ("L4", 121, 300),
+        ("RTX-4090", 165.2, 1008),
+        ("RTX-5090", 209.5, 1792),
+        ("H200", 989.5, 4800),
+        ("B200", 2250, 8000),
+    ],
+)
+def test_dense_figures(name: str, tflops: float, gb_per_s: float):
+    gpu = catalog()[name]
+    assert (gpu.flops_per_s(), gpu.bytes_per_s) == (tflops * 1e12, gb_per_s * 1e9)
+
+
+def test_ridge_of_the_a40_is_the_posts():
+    assert round(catalog()["A40"].ridge_flop_per_byte) == 215
+
+
+def test_t4_has_no_bfloat16():
+    t4 = catalog()["T4"]
+    assert t4.flops_per_s("float16") == 65e12 and t4.ridge_flop_per_byte == pytest.approx(65e12 / 320e9)
+    with pytest.raises(ServebookError, match=r"no bfloat16.*float16"):
+        t4.flops_per_s()
+
+
+def test_eight_bit_weights_without_such_units_run_at_the_sixteen_bit_rate():
+    a100, h100 = catalog()["A100-80GB-SXM"], catalog()["H100-SXM"]
+    assert a100.flops_per_s("fp8") == a100.flops_per_s() and h100.flops_per_s("fp8") == 2 * h100.flops_per_s()
+    assert a100.flops_per_s("int8") == 2 * a100.flops_per_s()
+    with pytest.raises(ServebookError, match="unknown dtype"):
+        a100.flops_per_s("fp3")
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("a40", "A40"),
+        ("A100-SXM4-80GB", "A100-80GB-SXM"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("rtx 4090", "RTX-4090"),
+    ],
+)
+def test_names_people_and_drivers_use(given: str, name: str):
+    assert resolve(HardwareParams(gpu=given)).name == name
+
+
+@pytest.mark.parametrize(("given", "meant"), [("A4O", "A40"), ("H100", "H100-PCIe or H100-SXM"), ("L40", "L40S")])
+def test_unknown_name_gets_the_nearest(given: str, meant: str):
+    with pytest.raises(ServebookError) as e:
+        resolve(HardwareParams(gpu=given))
+    assert f"Did you mean {meant}?" in str(e.value) and "hardware.figures" in str(e.value)
+
+
+def test_given_figures():
+    figures = HardwareFigures(name="x", tensor_tflops=100.0, memory_bandwidth_gb_per_s=500.0, memory_gib=20.0)
+    gpu = resolve(HardwareParams(figures=figures))
+    assert (gpu.flops_per_s(), gpu.ridge_flop_per_byte, gpu.memory_bytes) == (1e14, 200, 20 * GIB)
+
+
+def test_driver_names_that_are_not_the_card():
+    assert match("NVIDIA H200", 143_771 * 2**20).name == "H200"
+    for name, total in [("NVIDIA H800", 80 * GIB), ("NVIDIA A10G", 22 * GIB), ("NVIDIA A40", 11 * GIB)]:
+        with pytest.raises(ServebookError, match=r"hardware\.figures"):
+            match(name, total)
+
+
+class FakeNvml(types.ModuleType):
+    """Stands for pynvml on a machine with one GPU that answers little."""
+
+    NVMLError = type("NVMLError", (Exception,), {})
+    NVML_CLOCK_SM = NVML_CLOCK_MEM = NVML_TEMPERATURE_GPU = 0
+    mig = 0
+
+    def __getattr__(self, name: str):
+        if not name.startswith("nvml"):
+            raise AttributeError(name)
+
+        def unsupported(*_):
+            raise self.NVMLError(name)
+
+        answers = {
+            "nvmlInit": lambda: None,
+            "nvmlShutdown": lambda: None,
+            "nvmlDeviceGetCount": lambda: 1,
+            "nvmlDeviceGetHandleByIndex": lambda i: i,
+            "nvmlDeviceGetName": lambda h: "NVIDIA A40",
+            "nvmlDeviceGetMemoryInfo": lambda h: types.SimpleNamespace(total=46_068 * 2**20, used=3 * 2**20),
+            "nvmlDeviceGetMigMode": lambda h: (self.mig, self.mig),
+            "nvmlDeviceGetPowerUsage": lambda h: 71_500,
+        }
+        return answers.get(name, unsupported)
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    fake = FakeNvml("pynvml")
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return fake
+
+
+def test_detection_through_the_driver(nvml: FakeNvml):
+    assert hardware.detect() == catalog()["A40"]
+    nvml.mig = 1
+    with pytest.raises(ServebookError, match="MIG"):
+        hardware.detect()
+
+
+def test_snapshot_says_what_the_driver_does_not(nvml: FakeNvml):
+    s = hardware.snapshot()
+    assert (s["gpu"], s["power_w"], s["memory_used_bytes"]) == ("NVIDIA A40", 71.5, 3 * 2**20)
+    assert s["ecc"] == s["driver"] == s["processes"] == s["cuda_driver"] == "not available"
+
+
+def test_hidden_gpus_leave_the_cpu(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert hardware.detect().is_cpu
+
+
+@pytest.mark.parametrize(
+    ("flags", "vendor", "family", "expected"),
+    [
+        ({"avx512f", "avx512_bf16"}, "AuthenticAMD", 25, (32, 64)),
+        ({"avx512f", "avx512_bf16"}, "AuthenticAMD", 26, (64, 128)),
+        ({"avx512f", "avx512_bf16", "amx_bf16"}, "GenuineIntel", 6, (64, 1024)),
+        ({"avx512f"}, "GenuineIntel", 6, (64, 64)),
+        ({"avx2", "fma"}, "AuthenticAMD", 23, (32, 32)),
+    ],
+)
+def test_flop_per_cycle(flags: set[str], vendor: str, family: int, expected: tuple[int, int]):
+    assert hardware._flop_per_cycle(flags, vendor, family)[:2] == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/cpuinfo")
+def test_cpu_figures_are_plausible_and_stay_the_same():
+    gpu = cpu()
+    assert gpu.is_cpu and gpu is cpu()
+    assert 0.005 < gpu.flops_per_s() / 1e12 < 1000 and 0.5 < gpu.memory_bandwidth_gb_per_s < 3000
+    assert "cores" in gpu.source and "GHz" in gpu.source
