@@ -144,3 +144,129 @@ def series() -> list[dict]:
 def write(path: Path, value: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value))
+
+
+NASTY = "<script>alert('servebook')</script>"
+
+
+def params(title: str = "Serving Qwen2.5-7B on an A40, predicted first") -> str:
+    return f"""run: fixture
+title: {json.dumps(title)}
+description: A synthetic run for the tests.
+model: {{config: qwen2.5-7b, weights: dummy}}
+hardware: {{gpu: A40, price_per_hour: 0.4}}
+engines: {{naive: {{kind: naive}}, vllm: {{kind: vllm}}}}
+sweeps:
+  c512: {{kind: concurrency, prompt_tokens: 512, output_tokens: 128, concurrency: [1, 2]}}
+load: {{max_seconds: 120}}
+"""
+
+
+def run_folder(folder: Path, rows: list[dict], *, title: str = "Serving Qwen2.5-7B on an A40, predicted first") -> Path:
+    """A run's folder as the stages leave it, without notebooks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "params.yaml").write_text(params(title))
+    write(folder / "predictions.json", predictions([r for r in rows if r["verdict"] != "invalid"]))
+    for row in rows:
+        write(folder / "requests" / row["sweep"] / row["engine"] / f"{row['point']}.json", row)
+    columns = list(rows[0])
+    lines = [",".join(columns), *(",".join("" if r[c] is None else str(r[c]) for c in columns) for r in rows)]
+    (folder / "points.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def output(value: Any) -> dict[str, Any]:
+    """A cell output as Jupyter would store it for a figure or for a helper's HTML."""
+    from servebook import charts
+
+    if hasattr(value, "servebook"):
+        data = {"text/html": charts.html_figure(value), "text/plain": value.servebook.title}
+        metadata: dict[str, Any] = {"servebook": {"trusted": "figure"}}
+    else:
+        data, metadata = value._repr_mimebundle_()
+    return {"output_type": "display_data", "data": data, "metadata": metadata}
+
+
+def notebook(path: Path, cells: list[Any]) -> Path:
+    """Write an executed notebook: a str is markdown, a (source, outputs) pair a code cell."""
+    import nbformat
+
+    book = nbformat.v4.new_notebook()
+    for k, cell in enumerate(cells):
+        if isinstance(cell, str):
+            made = nbformat.v4.new_markdown_cell(cell)
+        else:
+            made = nbformat.v4.new_code_cell(cell[0], execution_count=k, outputs=[nbformat.from_dict(o) for o in cell[1]])
+        made["id"] = f"cell{k}"
+        book.cells.append(made)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(book, path)
+    return path
+
+
+def notebooks(folder: Path, rows: list[dict]) -> list[Path]:
+    """The run's executed notebooks, small but with every kind of content that the real ones have."""
+    from servebook import charts, score
+    from servebook.report import tables
+
+    frozen = predictions([r for r in rows if r["verdict"] != "invalid"])
+    scores = score.score(rows, frozen)
+    facts = {
+        "naive": {"kind": "naive", "version": "4.57", "model": NASTY},
+        "vllm": {"kind": "vllm", "version": "0.32", "kv_cache_tokens": 430_528, "flags": ["--max-model-len", "8320"]},
+    }
+    provenance = {
+        "sessions": [
+            {
+                "git": {"commit": "ab" * 20, "changed": False}, "versions": {"vllm": "0.32", "torch": "2.13"},
+                "command": ["servebook", "run", "params/fixture.yaml"], "gpu": {"driver": None, "power_limit_w": 300},
+                "faults": [f"vllm: died: {NASTY}"],
+            }
+        ]
+    }  # fmt: skip
+    stream = {"output_type": "stream", "name": "stdout", "text": f"\x1b[32mready\x1b[0m\n 50%|##   | 5/10 [00:01<00:01,  4.9it/s]\n{NASTY}\n"}
+    noise = {"output_type": "stream", "name": "stderr", "text": "Warning: only for the terminal\n"}
+    foreign = {
+        "output_type": "display_data", "metadata": {},
+        "data": {"text/html": f"<table><thead><tr><th></th><th>a</th></tr></thead><tbody><tr><td onclick='x()'>1</td><td>2</td></tr></tbody></table>{NASTY}<img src='https://example.com/a.png'>", "text/plain": "a"},
+    }  # fmt: skip
+    widget = {
+        "output_type": "display_data", "metadata": {},
+        "data": {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}, "text/plain": "HBox(children=…)"},
+    }  # fmt: skip
+    first = notebook(folder / "01_prediction.ipynb", [
+        "# Prediction\n\nWritten before any measurement.[^1]\n\n[^1]: Frozen with a hash of its inputs.",
+        "## Bytes of a decode step\n\nWith $W$ weight bytes, batch $B$, context $T$ and $k$ KV bytes per token:\n\n"
+        "$$\\mathrm{bytes} = W + B\\,T\\,k, \\qquad \\mathrm{TPOT} \\ge \\frac{W + B T k}{\\mathrm{BW}}$$\n\n"
+        "Code such as `cost = \"$5 and $6\"` stays code.\n\n| | bytes |\n|---|---:|\n| KV per token | 57,344 |\n"
+        "| weights | 14.14e9 |\n\n<!-- hidden -->\nSee [the sweep](03_concurrency.ipynb).",
+        ("facts = book.all_facts()  # what the servers said\nfor name in facts:\n    print(name)", [stream, noise, output(tables.facts_table(facts))]),
+    ])  # fmt: skip
+    throughput = charts.throughput(rows, frozen, "c512")
+    third = notebook(folder / "03_concurrency.ipynb", [
+        "# Concurrency sweep\n\n## Charts 1a, 2 and 3",
+        ("show(charts.throughput(points, predictions, 'c512'))", [output(throughput)]),
+        ("show(charts.latencies(points, predictions, 'c512'))", [output(charts.latencies(rows, frozen, "c512"))]),
+        ("show(charts.latency_throughput(points, predictions, 'c512'))", [output(charts.latency_throughput(rows, frozen, "c512"))]),
+        ("show(charts.distributions(requests, 'c512'))", [output(charts.distributions(requests(rows), "c512"))]),
+        ("points_table", [output(tables.points_table(rows, "c512")), foreign, widget]),
+    ])  # fmt: skip
+    post = notebook(folder / "08_post.ipynb", [
+        f"# Serving Qwen2.5-7B on an A40, predicted first\n\nA note from outside: {NASTY}",
+        ("claim", [output(tables.claim(rows, scores))]),
+        ("headline", [output(tables.headline(rows, scores, hardware="NVIDIA A40, driver 560.35", versions="vLLM 0.32, Transformers 4.57"))]),
+        "## What was predicted and what came out",
+        ("show(charts.throughput(points, predictions, 'c512'))", [output(throughput)]),
+        ("show(charts.predicted_vs_measured(scores))", [output(charts.predicted_vs_measured(scores))]),
+        ("tables.verdict_table(scores)", [output(tables.verdict_table(scores))]),
+        "## What the prediction got wrong",
+        ("tables.misses_prose(scores)", [output(tables.misses_prose(scores))]),
+        "## Inside the server",
+        ("show(charts.server_series(series))", [output(charts.server_series(series(), point="c0032"))]),
+        "## Limits and reproducibility",
+        ("tables.limits_box(params)", [output(tables.limits_box(
+            {"model": {"weights": "dummy"}, "sweeps": {"a": {"kind": "concurrency"}}, "load": {"max_seconds": 120}}))]),
+        ("tables.cost_box(4032, 0.4, 'USD')", [output(tables.cost_box(4032, 0.4, "USD"))]),
+        ("tables.reproducibility_box(provenance)", [output(tables.reproducibility_box(provenance))]),
+    ])  # fmt: skip
+    return [first, third, post]

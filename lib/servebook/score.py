@@ -187,7 +187,17 @@ def summary(scores: pd.DataFrame, by: Sequence[str] = ("stage", "engine", "metri
             }
             | {v: int(counts.get(v, 0)) for v in ("hit", "near", "miss")}
         )
-    tail = ["points", "mean_abs_error", "mean_error", "worst_error", "worst_point", "inside_share", "hit", "near", "miss"]
+    tail = [
+        "points",
+        "mean_abs_error",
+        "mean_error",
+        "worst_error",
+        "worst_point",
+        "inside_share",
+        "hit",
+        "near",
+        "miss",
+    ]
     return pd.DataFrame(rows, columns=[*by, *tail])
 
 

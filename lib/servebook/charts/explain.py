@@ -52,7 +52,9 @@ def roofline(
             ax.plot(own["intensity"], own["rate"], "-", color=look.colour, linewidth=0.8, alpha=0.5, zorder=3)
             ax.plot(own["intensity"], own["rate"], look.marker, color=look.colour, markerfacecolor=fill, zorder=4)
             share = own["rate"] / np.minimum(own["intensity"] * bytes_per_s / 1e12, peak)
-            bound = "memory" if (own["intensity"] < ridge).all() else "compute" if (own["intensity"] > ridge).all() else ""
+            bound = (
+                "memory" if (own["intensity"] < ridge).all() else "compute" if (own["intensity"] > ridge).all() else ""
+            )
             side = f"on the {bound} side" if bound else "on both sides of the ridge"
             low, high = share.min(), share.max()
             reach = words.percent(high) if high - low < 0.02 else f"{words.percent(low)} to {words.percent(high)}"

@@ -94,7 +94,9 @@ def draw(ax: Axes, below: Axes | None, data: Data, metric: Metric, x: str) -> li
             ax.plot(said[x], said["predicted"], color=look.colour, linestyle=(0, (4, 2)), linewidth=1.4, zorder=2)
             band = said.dropna(subset=["low", "high"])
             if len(band):
-                ax.fill_between(band[x], band["low"], band["high"], color=look.colour, alpha=0.13, linewidth=0, zorder=1)
+                ax.fill_between(
+                    band[x], band["low"], band["high"], color=look.colour, alpha=0.13, linewidth=0, zorder=1
+                )
         if len(seen):
             ax.plot(seen[x], seen["measured"], color=look.colour, zorder=3)
             marks(ax, seen, x, "measured", look)
@@ -233,7 +235,9 @@ def errors_sentence(data: Data, metrics: Sequence[Metric], x: str) -> str:
     for metric in metrics:
         parts = []
         for engine in data.engines:
-            rows = data.curve(engine, metric.name, x).merge(data.forecast(engine, metric.name, x)[[x, "predicted"]], on=x)
+            rows = data.curve(engine, metric.name, x).merge(
+                data.forecast(engine, metric.name, x)[[x, "predicted"]], on=x
+            )
             if len(rows):
                 off = (rows["predicted"] / rows["measured"] - 1).abs().mean()
                 parts.append(f"{words.percent(off)} ({engine})")
@@ -262,7 +266,9 @@ def values_in_words(data: Data, metric: Metric, x: str, at: str) -> str:
             predicted = f" (predicted {words.quantity(pairs[value], metric.unit)})" if value in pairs else ""
             values.append(f"{at.format(words.label(value))}: {words.quantity(measured, metric.unit)}{predicted}")
         if not values:
-            values = [f"{at.format(words.label(v))}: predicted {words.quantity(p, metric.unit)}" for v, p in pairs.items()]
+            values = [
+                f"{at.format(words.label(v))}: predicted {words.quantity(p, metric.unit)}" for v, p in pairs.items()
+            ]
         if values:
             parts.append(f"{engine}, {metric.says}: {'; '.join(values)}.")
     return " ".join(parts)

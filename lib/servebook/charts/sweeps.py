@@ -114,7 +114,9 @@ def arrival_rate(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, s
 
 
 @chart
-def latency_throughput(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage: str | None = None) -> Figure:
+def latency_throughput(
+    canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage: str | None = None
+) -> Figure:
     """Chart 2: request latency p50 and p99 against output tokens/s, one point a concurrency."""
     data = lines.gather(points, predictions, sweep, stage)
     title = "Request latency against output throughput"
@@ -178,7 +180,9 @@ def frontier(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage
         own, look = rows[rows["engine"] == engine].sort_values("concurrency"), data.styles[engine]
         said = _pairs(data, engine, "output_tok_per_s", "tpot_s")
         if len(said) > 0:
-            ax.plot(1 / said["tpot_s"], said["output_tok_per_s"], color=look.colour, linestyle=(0, (4, 2)), linewidth=1.4)
+            ax.plot(
+                1 / said["tpot_s"], said["output_tok_per_s"], color=look.colour, linestyle=(0, (4, 2)), linewidth=1.4
+            )
         if own.empty:
             continue
         ax.plot(own["user"], own["output_tok_per_s"], color=look.colour, zorder=3)

@@ -1,0 +1,1 @@
+"""The post: executed notebooks and a run's stored results as one self-contained HTML page, and its short form."""

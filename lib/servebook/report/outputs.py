@@ -1,0 +1,137 @@
+"""A cell's outputs as HTML. What our own helpers made is marked and taken as it is; everything else is sanitized."""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import bleach
+from bleach.css_sanitizer import CSSSanitizer
+
+from .math import DATA_IMAGE, Page, markdown, mathml, scroller
+
+TAGS = frozenset(
+    "a abbr b blockquote br caption code dd del details div dl dt em figcaption figure h3 h4 h5 h6 hr i img ins kbd li "
+    "mark ol p pre s small span strong sub summary sup table tbody td tfoot th thead tr u ul var".split()
+)
+ATTRIBUTES = {
+    "*": ["class", "title", "style"],
+    "a": ["href"],
+    "img": ["src", "alt"],
+    "td": ["colspan", "rowspan"],
+    "th": ["colspan", "rowspan", "scope"],
+}
+STYLES = CSSSanitizer(allowed_css_properties=["text-align", "font-weight"])
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+PROGRESS = re.compile(r"\d+%\|.*\|.*(it/s|s/it|\?it|\[)")
+LONG_OUTPUT = 24  # lines of printed text that stay unfolded
+
+
+def cell_outputs(outputs: Iterable[Mapping[str, Any]], renderer: Page) -> str:
+    """All outputs of a cell; neighbouring printed text is joined before progress bars are taken out of it."""
+    parts: list[str] = []
+    printed = ""
+    for output in outputs:
+        if output["output_type"] == "stream":
+            printed += _joined(output["text"]) if output["name"] == "stdout" else ""
+            continue
+        parts += [_printed(printed), _output(output, renderer)]
+        printed = ""
+    parts.append(_printed(printed))
+    return "".join(p for p in parts if p)
+
+
+def _joined(text: Any) -> str:
+    return text if isinstance(text, str) else "".join(text)
+
+
+def terminal_text(text: str) -> str:
+    """Printed text as it stood at the end: no colours, carriage returns done, no progress bars."""
+    lines = [line.rpartition("\r")[2] for line in ANSI.sub("", text).replace("\r\n", "\n").split("\n")]
+    return "\n".join(line for line in lines if not PROGRESS.search(line)).strip("\n")
+
+
+def _printed(text: str) -> str:
+    text = terminal_text(text)
+    if not text.strip():
+        return ""
+    block = f'<pre class="sb-printed" tabindex="0">{html.escape(text)}</pre>'
+    count = text.count("\n") + 1
+    if count <= LONG_OUTPUT:
+        return block
+    return f'<details class="sb-code"><summary>Printed output, {count} lines</summary>{block}</details>'
+
+
+def _output(output: Mapping[str, Any], renderer: Page) -> str:
+    if output["output_type"] == "error":
+        trace = terminal_text("\n".join(output.get("traceback", [])))
+        head = html.escape(f"{output.get('ename', 'Error')}: {output.get('evalue', '')}")
+        return (
+            f'<div class="sb-error" role="note"><p><b>This cell failed.</b> <code>{head}</code></p><details class="sb-code">'
+            f'<summary>Traceback</summary><pre tabindex="0">{html.escape(trace)}</pre></details></div>'
+        )
+    data = output.get("data", {})
+    if "application/vnd.jupyter.widget-view+json" in data:
+        return ""
+    words = _joined(data.get("text/plain", ""))
+    alt = _alt(output, words)
+    if "text/html" in data:
+        markup = _joined(data["text/html"])
+        trusted = (output.get("metadata") or {}).get("servebook", {}).get("trusted")
+        return unique_ids(markup, renderer) if trusted else sanitize(markup)
+    if "text/markdown" in data:
+        return markdown(_joined(data["text/markdown"]), renderer)
+    if "image/svg+xml" in data:
+        # as an image, an SVG of unknown origin runs no script and loads nothing
+        coded = base64.b64encode(_joined(data["image/svg+xml"]).encode()).decode()
+        return f'<img src="data:image/svg+xml;base64,{coded}" alt="{alt}">'
+    for kind in ("image/png", "image/jpeg"):
+        if kind in data:
+            coded = re.sub(r"[^A-Za-z0-9+/=]", "", _joined(data[kind]))
+            return f'<img src="data:{kind};base64,{coded}" alt="{alt}">'
+    if "text/latex" in data:
+        tex = _joined(data["text/latex"]).strip()
+        return f'<div class="sb-math">{mathml(tex.strip("$"), display=True)}</div>'
+    return _printed(words)
+
+
+def _alt(output: Mapping[str, Any], words: str) -> str:
+    given = (output.get("metadata") or {}).get("alt") or ""
+    return html.escape(given or ("" if words.startswith("<Figure") else words), quote=True)
+
+
+def sanitize(markup: str) -> str:
+    """HTML of unknown origin down to an allow-list of tags, attributes and links; anything else shows as text."""
+    markup = re.sub(r"<style\b[^>]*>.*?</style>", "", markup, flags=re.DOTALL | re.IGNORECASE)
+    clean = bleach.clean(
+        markup, tags=TAGS, attributes=_allowed, protocols=["http", "https", "mailto", "data"], css_sanitizer=STYLES
+    )
+    clean = re.sub(r"<th\b[^>]*>\s*</th>", "<td></td>", clean)
+    clean = re.sub(r"<th>", '<th scope="col">', clean)
+    return re.sub(r"<table.*?</table>", lambda m: scroller(m[0], "Table"), clean, flags=re.DOTALL)
+
+
+def _allowed(tag: str, name: str, value: str) -> bool:
+    if tag == "img" and name == "src":
+        return DATA_IMAGE.fullmatch(value) is not None
+    if name == "href":
+        return not value.lower().startswith("data:")
+    return name in ATTRIBUTES["*"] or name in ATTRIBUTES.get(tag, [])
+
+
+def unique_ids(markup: str, renderer: Page) -> str:
+    """Give ids that the page already has a new name, here and where this markup refers to them."""
+    for old in dict.fromkeys(re.findall(r'\sid="([^"]+)"', markup)):
+        new = renderer.ids.new(old)
+        if new != old:
+            name = re.escape(old)
+            markup = re.sub(rf'(\sid="|href="#|url\(#){name}(?=["\)])', rf"\g<1>{new}", markup)
+            markup = re.sub(
+                r'(aria-(?:labelledby|describedby)=")([^"]*)"',
+                lambda m, o=old, n=new: m[1] + " ".join(n if w == o else w for w in m[2].split()) + '"',
+                markup,
+            )
+    return markup

@@ -1,0 +1,218 @@
+"""Executed notebooks and a run's stored results as one HTML file: no script, no request, the same bytes every time."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import ServebookError
+from . import outputs
+from .math import Ids, Page, markdown, permalink, slug
+
+TEMPLATE = Path(__file__).parent / "template"
+HIDDEN = {"remove-cell", "remove_cell", "injected-parameters-hidden"}
+# Whatever slips into the page: no script runs and nothing is fetched
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+LARGEST_DOWNLOAD = 600_000  # bytes
+
+
+@dataclass
+class Chapter:
+    """One notebook of the page."""
+
+    title: str
+    anchor: str
+    body: str
+    sections: list[tuple[int, str, str]] = field(default_factory=list)  # level, HTML of the heading, anchor
+
+
+def render(
+    run_dir: Path | str, notebooks: Sequence[Path | str], out: Path | str | None = None, *, url: str | None = None
+) -> Path:
+    """Write the page of a run and return its path (`out`, else report.html in the run's folder).
+
+    notebooks: executed copies in their order; the post (08…) comes first on the page, then a chapter each.
+    url: where the page will stand, for the social card's tags. Raises ServebookError where a notebook is unreadable.
+    """
+    run_dir = Path(run_dir)
+    paths = [Path(n) for n in notebooks]
+    out = Path(out) if out else run_dir / "report.html"
+    ids = Ids()
+    for fixed in ("top", "content", "contents", "lab-book", "data"):
+        ids.new(fixed)
+    anchors = {p.name: ids.new("post" if _is_post(p) else slug(p.stem)) for p in paths}
+    posts = [p for p in paths if _is_post(p)]
+    others = [p for p in paths if not _is_post(p)]
+    post = [chapter(p, ids, anchors, post=True) for p in posts]
+    chapters = [chapter(p, ids, anchors, post=False) for p in others]
+    context = _context(run_dir) | {"post": post, "chapters": chapters, "url": url, "policy": POLICY}
+    if post and post[0].title:
+        context["title"] = post[0].title
+    context["style"] = _style()
+    page = _environment().get_template("page.html.j2").render(**context)
+    page = re.sub(r"[ \t]+\n", "\n", page)
+    scratch = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    scratch.write_text(page, encoding="utf-8")
+    scratch.replace(out)
+    return out
+
+
+def _is_post(path: Path) -> bool:
+    return bool(re.match(r"0?8[_-]", path.name)) or path.stem == "post"
+
+
+def _environment() -> Any:
+    import jinja2
+
+    loader = jinja2.FileSystemLoader(TEMPLATE)
+    return jinja2.Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+
+
+def _style() -> str:
+    from ..charts.style import COLOURS
+
+    light, dark = ("".join(f"--{name}:{pair[i]};" for name, pair in COLOURS.items()) for i in (0, 1))
+    css = (TEMPLATE / "style.css").read_text(encoding="utf-8")
+    css = css.replace("/*light*/", light).replace("/*dark*/", dark)
+    return re.sub(r"\s*\n\s*", "\n", re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL)).strip()
+
+
+# ---- notebooks --------------------------------------------------------------------------------------------------
+
+
+def chapter(path: Path, ids: Ids, anchors: Mapping[str, str], *, post: bool) -> Chapter:
+    """One executed notebook through nbconvert with this project's own template."""
+    import nbformat
+    from nbconvert.exporters.templateexporter import TemplateExporter
+
+    try:
+        notebook = nbformat.read(path, as_version=4)
+    except Exception as error:
+        raise ServebookError(
+            "cannot read the notebook", str(path), "Run its stage again: servebook run --only"
+        ) from error
+    title = _take_title(notebook)
+    anchor = anchors[path.name]
+    sections: list[tuple[int, str, str]] = []
+
+    def heading(level: int, text: str, at: str) -> None:
+        sections.append((level, text, at))
+
+    prefix = "" if post else f"{anchor}-"
+    page = Page(ids, prefix, 0 if post else 1, anchors, on_heading=heading)
+
+    def as_markdown(cell: Mapping[str, Any]) -> str:
+        page.images = _attachments(cell)
+        return markdown(cell["source"], page)
+
+    exporter = TemplateExporter(
+        template_file=str(TEMPLATE / "chapter.html.j2"),
+        extra_template_basedirs=[str(TEMPLATE)],
+        filters={
+            "servebook_markdown": as_markdown,
+            "servebook_outputs": lambda cell: outputs.cell_outputs(cell.get("outputs", []), page),
+            "servebook_code": highlight,
+            "servebook_hidden": lambda cell: bool(HIDDEN & set(cell["metadata"].get("tags", []))),
+        },
+    )
+    body, _ = exporter.from_notebook_node(notebook)
+    return Chapter(title or path.stem.replace("_", " "), anchor, body, sections)
+
+
+def _take_title(notebook: Any) -> str:
+    """The first H1, taken out of its cell: the page sets it."""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            match = re.search(r"^# +(.+?)\s*#*$", cell.source, re.MULTILINE)
+            if match:
+                cell.source = (cell.source[: match.start()] + cell.source[match.end() :]).strip("\n")
+                return match[1]
+    return ""
+
+
+def _attachments(cell: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for name, bundle in (cell.get("attachments") or {}).items():
+        for kind, coded in bundle.items():
+            found[name] = f"data:{kind};base64,{coded}"
+    return found
+
+
+def highlight(source: str) -> str:
+    """Python source with token classes, escaped."""
+    from pygments import highlight as paint
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import PythonLexer
+
+    return paint(source, PythonLexer(), HtmlFormatter(nowrap=True, classprefix="c-"))
+
+
+# ---- what stands around them ------------------------------------------------------------------------------------
+
+
+def _context(run_dir: Path) -> dict[str, Any]:
+    import yaml
+
+    run: dict[str, Any] = {}
+    params = run_dir / "params.yaml"
+    if params.exists():
+        run = yaml.safe_load(params.read_text(encoding="utf-8")) or {}
+    return {
+        "title": run.get("title") or run_dir.name,
+        "description": run.get("description") or "LLM serving: predicted, measured, explained.",
+        "run": run.get("run") or run_dir.name,
+        "stamp": _stamp(run_dir),
+        "downloads": _downloads(run_dir),
+        "permalink": lambda anchor, name: permalink(anchor, name),
+        "plain": lambda text: html.unescape(re.sub(r"<[^>]+>", "", text)),
+    }
+
+
+def _stamp(run_dir: Path) -> list[str]:
+    """When each prediction was frozen and when the first measurement of a sweep began."""
+    lines = []
+    stored = run_dir / "predictions.json"
+    if stored.exists():
+        for entry in json.loads(stored.read_text(encoding="utf-8")).get("frozen", []):
+            digest = str(entry.get("inputs_sha256") or "")[:12]
+            lines.append(
+                f"Prediction “{entry['stage']}” frozen {entry.get('time_utc')}"
+                + (f" (inputs {digest}…)" if digest else "")
+            )
+    starts = []
+    for point in run_dir.glob("requests/*/*/*.json"):
+        if point.parent.parent.name != "calibration" and point.name != "stopped.json":
+            starts.append(json.loads(point.read_text(encoding="utf-8")).get("started_at"))
+    if known := [s for s in starts if s]:
+        lines.append(f"First measured point of a sweep began {min(known)}")
+    return lines
+
+
+def _downloads(run_dir: Path) -> list[dict[str, str]]:
+    found = []
+    kinds = {"points.csv": "text/csv", "predictions.json": "application/json", "params.yaml": "application/yaml"}
+    words = {
+        "points.csv": "every measured point",
+        "predictions.json": "every frozen prediction",
+        "params.yaml": "the run's parameters",
+    }
+    for name, kind in kinds.items():
+        path = run_dir / name
+        if path.exists() and path.stat().st_size <= LARGEST_DOWNLOAD:
+            raw = path.read_bytes()
+            coded = base64.b64encode(raw).decode()
+            found.append({
+                "name": name, "href": f"data:{kind};charset=utf-8;base64,{coded}", "what": words[name],
+                "size": f"{max(1, round(len(raw) / 1000))} kB", "file": f"{run_dir.name}-{name}",
+            })  # fmt: skip
+    return found

@@ -1,0 +1,78 @@
+"""social.md: the run as a short post, every figure from the run's own data."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .. import score
+from ..charts import words
+
+
+def write_social(run_dir: Path | str) -> Path:
+    """Write `social.md` into the run's folder from its points and predictions, and return its path."""
+    run_dir = Path(run_dir)
+    run = _yaml(run_dir / "params.yaml")
+    points = _points(run_dir)
+    stored = run_dir / "predictions.json"
+    frozen = json.loads(stored.read_text(encoding="utf-8")) if stored.exists() else {"frozen": []}
+    path = run_dir / "social.md"
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    scratch.write_text(social(points, frozen, run), encoding="utf-8")
+    scratch.replace(path)
+    return path
+
+
+def social(points: Any, predictions: Any, run: dict[str, Any]) -> str:
+    """The post's text: what was predicted and measured, the gap, the largest miss, the limits."""
+    frame = score.points_frame(points)
+    frame = frame[(frame["verdict"] != "invalid") & (frame["sweep"] != "calibration")]
+    frame = frame[frame["output_tok_per_s"].notna()]
+    scores = score.score(points, predictions)
+    lines = [f"# {run.get('title') or run.get('run') or 'An LLM serving run'}", ""]
+    if frame.empty:
+        return "\n".join([*lines, "Nothing was measured in this run.", ""])
+    lines += ["I wrote the predictions down before the first request was sent. Then I measured.", ""]
+    for engine, own in frame.groupby("engine", sort=True):
+        best = own.loc[own["output_tok_per_s"].idxmax()]
+        span = ""
+        if best["output_tok_per_s_ci_low"] > 0:
+            span = f" (95 % interval {words.number(best['output_tok_per_s_ci_low'])} to {words.number(best['output_tok_per_s_ci_high'])})"
+        load = f"{best['rate_per_s']:g} requests/s" if best["rate_per_s"] > 0 else f"C = {best['concurrency']:.0f}"
+        lines.append(
+            f"- {engine}: at best {words.number(best['output_tok_per_s'])} output tok/s{span}, {load}, "
+            f"{best['prompt_tokens']:,.0f} tokens in, {best['output_tokens']:,.0f} out; TTFT "
+            f"{words.seconds(best['ttft_mean_s'])}, TPOT {words.seconds(best['tpot_mean_s'])}"
+        )
+    final = score.final(scores) if len(scores) else scores
+    if len(final):
+        hits, total = int((final["verdict"] == "hit").sum()), len(final)
+        off = words.percent(final["error_share"].abs().mean())
+        lines += ["", f"{hits} of {total} predictions came within {words.percent(score.HIT)}; the mean error is {off}."]
+        worst = score.largest_misses(scores, 1).iloc[0]
+        unit = "tok/s" if "tok" in worst["metric"] else "/s" if worst["metric"].endswith("per_s") else "s"
+        name = (
+            worst["metric"].removesuffix("_s").replace("_", " ") if unit == "s" else worst["metric"].replace("_", " ")
+        )
+        lines.append(
+            f"The largest miss: {name} of {worst['engine']} at {worst['sweep']} {worst['point']}, predicted "
+            f"{words.quantity(worst['predicted'], unit)}, measured {words.quantity(worst['measured'], unit)} "
+            f"(regime: {worst['regime']})."
+        )
+    if (run.get("model") or {}).get("weights") == "dummy":
+        lines += ["", "Random weights and random prompts: the times are real, the text is not."]
+    lines += ["", "The page holds every point, every interval and the data: report.html", ""]
+    return "\n".join(lines)
+
+
+def _points(run_dir: Path) -> list[dict[str, Any]]:
+    found = sorted(p for p in run_dir.glob("requests/*/*/*.json") if p.name != "stopped.json")
+    return [json.loads(p.read_text(encoding="utf-8")) for p in found]
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.exists() else {}
