@@ -32,7 +32,7 @@ def test_every_asked_card_has_a_dense_rate_and_a_source():
         ("RTX-4090", 165.2, 1008),
         ("RTX-5090", 209.5, 1792),
         ("H200", 989.5, 4800),
-        ("B200", 2250, 8000),
+        ("B200", 2250, 7700),
     ],
 )
 def test_dense_figures(name: str, tflops: float, gb_per_s: float):
