@@ -1,0 +1,241 @@
+"""How long a forward pass takes: few constants, each a fraction of a datasheet figure or a time, bounded by physics.
+
+    t = h + max(W/BW, F/R) + ω·min(W/BW, F/R) + prefill_attention/R_a + decode_attention
+
+W: weight bytes streamed, F: linear FLOPs and LM head of the step, BW = bandwidth share × datasheet, R = matmul share ×
+datasheet, R_a = attention share × datasheet. decode_attention is K/BW (K: KV bytes read) in a pure decode step; in a
+step that also prefills it is max(K/BW, rows · its FLOPs / R_a): FlashAttention-2 splits the KV and packs the query heads
+of a group only when the longest query is one token, so each decode token fills a query tile of `rows` rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .hardware import Gpu
+from .model import ModelShape
+from .scheduler import Step
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What is believed of a constant before any measurement: mean, sd, hard bounds, and why."""
+
+    value: float
+    sd: float
+    low: float
+    high: float
+    why: str
+    unit: str = ""
+
+
+BOTH_TABLES = "chosen with both public tables (A40, A100) in view"
+
+
+def vllm_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object] | None = None) -> dict[str, Prior]:
+    """One set for all GPUs; a constant depends on the GPU only through its generation and attention backend."""
+    if gpu.is_cpu:
+        return _cpu_vllm_priors(shape)
+    facts = facts or {}
+    backend = str(facts.get("attention_backend") or gpu.attention_backend).upper()
+    tiled = "FLASH_ATTN" in backend and "3" not in backend and gpu.generation not in ("hopper", "blackwell")
+    tile = f"FlashAttention-2 fills a 64-row tile a decode token, at part of a prompt's efficiency; {BOTH_TABLES}"
+    packed = "FlashAttention-3, FlashInfer and Triton pack a group's query heads in mixed steps too"
+    layer_s = {"hopper": 35e-6, "blackwell": 30e-6, "ada": 55e-6}.get(gpu.generation, 65e-6)
+    if facts.get("cuda_graphs") is False:
+        layer_s += 250e-6
+    host = 0.0004 + shape.layers * layer_s
+    return {
+        "bandwidth_share": Prior(0.80, 0.05, 0.5, 0.95, "streaming kernels reach 75–92 % of the datasheet's bandwidth"),
+        "matmul_share": Prior(0.70, 0.10, 0.25, 0.95, "large GEMMs under a power cap reach 55–85 % of dense peak"),
+        "overlap_loss": Prior(0.30, 0.10, 0.0, 1.0, f"share of the shorter of reads and GEMM not hidden; {BOTH_TABLES}"),
+        "attention_share": Prior(0.45, 0.10, 0.1, 0.8, "FlashAttention's causal prefill reaches 40–60 % of dense peak"),
+        "mixed_rows": Prior(90, 10, 16, 128, tile) if tiled else Prior(1.2, 0.4, 1, 8, packed),
+        "host_s": Prior(host, 0.3 * host, 0.0, 5 * host, "sampling, and ramps and tails of a layer's kernels", "s"),
+        "host_per_sequence_s": Prior(5e-6, 3e-6, 0.0, 1e-4, "scheduling and output handling a running request", "s"),
+        "frontend_request_s": Prior(0.004, 0.002, 0.0, 0.1, "HTTP, JSON and the way through the engine's queues", "s"),
+        "frontend_token_s": Prior(1e-6, 7e-7, 0.0, 3e-5, "parsing, validating and hashing prompt tokens", "s"),
+    }
+
+
+def _cpu_vllm_priors(shape: ModelShape) -> dict[str, Prior]:
+    host, shared = 0.004 + 0.0006 * shape.layers, "engine and client share the cores"
+    return {
+        "bandwidth_share": Prior(0.6, 0.2, 0.1, 1.0, f"of a measured copy; {shared}"),
+        "matmul_share": Prior(0.25, 0.12, 0.01, 0.9, f"of cores × clock × vector width; {shared}"),
+        "overlap_loss": Prior(0.8, 0.2, 0.0, 1.0, "a CPU core waits for its loads"),
+        "attention_share": Prior(0.08, 0.05, 0.002, 0.6, "CPU attention kernels"),
+        "mixed_rows": Prior(1.5, 0.5, 1, 16, "no query tiles"),
+        "host_s": Prior(host, 0.5 * host, 0.0, 0.2, "eager PyTorch: Python and small operators a layer", "s"),
+        "host_per_sequence_s": Prior(3e-4, 2e-4, 0.0, 5e-3, f"scheduling, detokenizing, streaming; {shared}", "s"),
+        "frontend_request_s": Prior(0.006, 0.004, 0.0, 0.2, "HTTP, JSON and the way through the engine's queues", "s"),
+        "frontend_token_s": Prior(2e-6, 1.5e-6, 0.0, 1e-4, "parsing, validating and hashing prompt tokens", "s"),
+    }
+
+
+def naive_priors(shape: ModelShape, gpu: Gpu) -> dict[str, Prior]:
+    """Transformers' eager loop: launch-bound where the GPU is fast, so a decode step is max(GPU, layers × launches)."""
+    cpu, copy, cores = gpu.is_cpu, "of a measured copy", "of cores × clock × vector width"
+    launch = 0.0010 if cpu else 0.00085
+    return {
+        "bandwidth_share": Prior(0.6, 0.2, 0.1, 1.0, copy) if cpu else Prior(0.80, 0.05, 0.5, 0.95, "as for vLLM"),
+        "matmul_share": Prior(0.25, 0.12, 0.01, 0.9, cores) if cpu else Prior(0.66, 0.10, 0.2, 0.95, "unfused GEMMs"),
+        "overlap_loss": Prior(0.8 if cpu else 0.3, 0.2 if cpu else 0.1, 0.0, 1.0, "as for vLLM"),
+        "attention_share": Prior(0.08, 0.05, 0.002, 0.6, "on a CPU") if cpu else Prior(0.4, 0.12, 0.05, 0.8, "SDPA"),
+        "layer_launch_s": Prior(launch, 0.3 * launch, 5e-5, 0.01, "about 20 kernels and their Python a layer", "s"),
+        "host_s": Prior(0.0015, 0.001, 0.0, 0.05, "sampling, streaming, the event loop", "s"),
+        "kv_recopy": Prior(3.0, 0.3, 1.0, 5.0, "the growing cache is read, written and read again (post 2)"),
+        "frontend_request_s": Prior(0.004, 0.003, 0.0, 0.1, "HTTP and JSON", "s"),
+        "frontend_token_s": Prior(1e-6, 1e-6, 0.0, 3e-5, "parsing prompt tokens", "s"),
+    }
+
+
+class _Model:
+    """Figures that every step shares. `gpus`: tensor-parallel ranks, each with its slice of weights, KV and FLOPs."""
+
+    def __init__(self, shape: ModelShape, gpu: Gpu, constants: Mapping[str, float], gpus: int = 1) -> None:
+        c = constants
+        self.shape, self.constants = shape, dict(constants)
+        bandwidth = gpu.bytes_per_s * c["bandwidth_share"] * gpus
+        peak = gpu.flops_per_s(shape.compute_dtype)
+        self.weights_s = shape.decode_weight_bytes / bandwidth
+        self.token_s = shape.linear_flops_per_token / (peak * c["matmul_share"] * gpus)
+        self.sample_s = shape.lm_head_flops / (gpu.flops_per_s(shape.dtype) * c["matmul_share"] * gpus)
+        attention = gpu.flops_per_s(shape.dtype) * c["attention_share"] * gpus
+        self.kv_token_s = shape.kv_bytes_per_token / bandwidth
+        self.attention_flop_s = 1 / attention
+        self.pair_s = shape.attention_flops_per_context_token / attention
+        self.loss, self.host_s = c["overlap_loss"], c["host_s"]
+        self.frontend_request_s, self.frontend_token_s = c["frontend_request_s"], c["frontend_token_s"]
+
+    def frontend(self, prompt_tokens: int) -> float:
+        return self.frontend_request_s + self.frontend_token_s * prompt_tokens
+
+    def linear(self, compute_s: float) -> float:
+        """Weight reads and GEMMs together."""
+        weights = self.weights_s
+        if compute_s > weights:
+            return compute_s + self.loss * weights
+        return weights + self.loss * compute_s
+
+    def prefill_attention(self, before: int, new: int) -> float:
+        if self.shape.sliding_window is None:
+            return self.pair_s * new * (before + (new + 1) / 2)
+        return self.shape.attention_flops(before, new) * self.attention_flop_s
+
+
+class VllmTimes(_Model):
+    """Step times of vLLM for given constants (see vllm_priors). Implements simulation.StepTimes."""
+
+    def __init__(self, shape: ModelShape, gpu: Gpu, constants: Mapping[str, float], gpus: int = 1) -> None:
+        super().__init__(shape, gpu, constants, gpus)
+        self.sequence_s = constants["host_per_sequence_s"]
+        self.mixed_token_s = max(self.kv_token_s, constants["mixed_rows"] * self.pair_s)
+        self._decode: dict[int, tuple[float, float]] = {}
+
+    def decode(self, decodes: int, kv_tokens: float) -> tuple[float, float]:
+        """(a, b) seconds: a pure decode step of `decodes` sequences takes a + b · kv_tokens."""
+        found = self._decode.get(decodes)
+        if found is None:
+            compute = decodes * (self.token_s + self.sample_s)
+            fixed = self.host_s + decodes * self.sequence_s + self.linear(compute)
+            found = self._decode[decodes] = fixed, self.kv_token_s
+        shape = self.shape
+        if shape.sliding_window is None or kv_tokens <= decodes * shape.sliding_window:
+            return found
+        full = 1 - shape.sliding_layers / shape.layers
+        windowed = (1 - full) * decodes * shape.sliding_window * self.kv_token_s
+        return found[0] + windowed, full * self.kv_token_s
+
+    def mixed(self, step: Step) -> float:
+        """Seconds of a step that prefills (and may decode)."""
+        tokens, samples, attention = step.decodes, step.decodes, 0.0
+        for _, new, before, last in step.chunks:
+            tokens += new
+            samples += last
+            attention += self.prefill_attention(before, new)
+        compute = tokens * self.token_s + samples * self.sample_s
+        host = self.host_s + (step.decodes + len(step.chunks)) * self.sequence_s
+        attended = self._attended(step.decodes, step.kv_tokens)
+        return host + self.linear(compute) + attention + attended * self.mixed_token_s
+
+    def _attended(self, decodes: int, kv_tokens: float) -> float:
+        if not decodes or self.shape.sliding_window is None:
+            return kv_tokens
+        return decodes * self.shape.attended(kv_tokens / decodes)
+
+    def parts(self, decodes: int, kv_tokens: float, chunks: list[tuple[int, int, bool]]) -> dict[str, float]:
+        """A step's seconds by cause; they sum to its time. chunks: (new tokens, before, samples a token).
+
+        weights: reading them; compute: GEMMs of the decodes beyond what the weight reads hide; prefill: what the
+        chunks add (GEMMs and attention); kv_reads: the decodes' own; mixed_attention: what their attention costs
+        beyond that because the step prefills; host.
+        """
+        attended = self._attended(decodes, kv_tokens)
+        host = self.host_s + (decodes + len(chunks)) * self.sequence_s
+        own = decodes * (self.token_s + self.sample_s)
+        alone = self.linear(own) if decodes else self.weights_s
+        new = sum(c[0] for c in chunks)
+        compute = own + new * self.token_s + sum(c[2] for c in chunks) * self.sample_s
+        attention = sum(self.prefill_attention(c[1], c[0]) for c in chunks)
+        token_s = self.mixed_token_s if chunks else self.kv_token_s
+        return {
+            "weights": self.weights_s,
+            "compute": alone - self.weights_s,
+            "kv_reads": attended * self.kv_token_s,
+            "mixed_attention": attended * (token_s - self.kv_token_s),
+            "prefill": self.linear(compute) - alone + attention,
+            "host": host,
+        }
+
+    def first_token(self, prompt_tokens: int, budget: int) -> float:
+        """Seconds from the first scheduled step to the first token, alone on the server."""
+        total, before = 0.0, 0
+        while before < prompt_tokens:
+            new = min(budget, prompt_tokens - before)
+            last = before + new == prompt_tokens
+            compute = new * self.token_s + last * self.sample_s
+            total += self.host_s + self.sequence_s + self.linear(compute) + self.prefill_attention(before, new)
+            before += new
+        return total
+
+    def per_token(self, prompt_tokens: int, output_tokens: int) -> float:
+        """Mean seconds an output token after the first, alone on the server."""
+        context = prompt_tokens + output_tokens / 2
+        a, b = self.decode(1, context)
+        return a + b * context
+
+
+class NaiveTimes(_Model):
+    """The naive server for given constants (see naive_priors): batch 1, eager, the KV cache recopied every token."""
+
+    def __init__(self, shape: ModelShape, gpu: Gpu, constants: Mapping[str, float], gpus: int = 1) -> None:
+        super().__init__(shape, gpu, constants, gpus)
+        self.launch_s = constants["layer_launch_s"] * shape.layers
+        self.recopy = constants["kv_recopy"]
+
+    def prefill(self, prompt_tokens: int) -> float:
+        compute = prompt_tokens * self.token_s + self.sample_s
+        return self.host_s + max(self.launch_s, self.linear(compute) + self.prefill_attention(0, prompt_tokens))
+
+    def per_token(self, prompt_tokens: int, output_tokens: int) -> float:
+        """Mean seconds an output token after the first: host + max(launches, weights + recopied KV)."""
+        context = self.shape.attended(prompt_tokens + output_tokens / 2)
+        gpu = self.linear(self.token_s + self.sample_s) + self.recopy * context * self.kv_token_s
+        return self.host_s + max(self.launch_s, gpu)
+
+    def decode_total(self, prompt_tokens: int, output_tokens: int) -> float:
+        return (output_tokens - 1) * self.per_token(prompt_tokens, output_tokens)
+
+    def parts(self, prompt_tokens: int, output_tokens: int) -> dict[str, float]:
+        """A decode token's seconds by cause; they sum to per_token."""
+        context = self.shape.attended(prompt_tokens + output_tokens / 2)
+        linear, kv = self.linear(self.token_s + self.sample_s), context * self.kv_token_s
+        return {
+            "weights": self.weights_s,
+            "compute": linear - self.weights_s,
+            "kv_reads": kv,
+            "kv_recopy": (self.recopy - 1) * kv,
+            "host": self.host_s + max(0.0, self.launch_s - linear - self.recopy * kv),
+        }
