@@ -264,14 +264,14 @@ def _flop_per_cycle(flags: set[str], vendor: str, family: int) -> tuple[int, int
     return 2, 2, "no vector unit known"
 
 
-def _copy_gb_per_s(threads: int, budget_s: float = 0.25) -> float:
+def _copy_gb_per_s(threads: int, budget_s: float = 0.2) -> float:
     """Best of several passes of a copy by `threads` threads at once, bytes read and written, in 1e9 bytes/s.
 
-    The buffers (64 MiB a side and thread) are larger than a core's share of the caches.
+    The buffers (32 MiB a side and thread) are larger than a core's share of the caches.
     """
     import numpy as np
 
-    size = 64 * 2**20
+    size = 32 * 2**20
     sources = [np.ones(size // 8) for _ in range(threads)]
     targets = [np.ones_like(s) for s in sources]  # touched: no page faults inside the measurement
     best, passes, deadline = 0.0, 0, time.monotonic() + budget_s
