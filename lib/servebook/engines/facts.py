@@ -1,0 +1,163 @@
+"""What a vLLM server says of itself, from its API, its metrics and its start-up log, of 0.26 to 0.33, GPU or CPU.
+
+Every reading is optional: a line that is missing or worded differently leaves its fact None ("not reported").
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from .base import blank_facts, get_json, http_get, served_models
+
+INTEGER = r"([\d,]+)"
+NUMBER = r"([\d.]+)"
+
+# fact → patterns, the first that matches wins; the last occurrence in the log counts (a retried start writes again)
+NUMBERS: dict[str, tuple[str, ...]] = {
+    "kv_cache_tokens": (rf"KV cache size: {INTEGER} tokens",),
+    "kv_cache_gib": (rf"Available KV cache memory: {NUMBER} GiB", rf"set \({NUMBER}/[\d.]+\) GiB for KV cache"),
+    "max_num_batched_tokens": (
+        rf"Chunked prefill is enabled with max_num_batched_tokens={INTEGER}",
+        rf"'max_num_batched_tokens': {INTEGER}",
+        # the upper end of the range that steps are compiled for is the token budget
+        r"compile_ranges_(?:endpoints|split_points)': \[(?:\d+, )*(\d+)\]",
+    ),
+    "max_num_seqs": (rf"'max_num_seqs': {INTEGER}",),
+    "weights_gib": (rf"Model loading took {NUMBER} GiB",),
+    "activation_gib": (rf"{NUMBER} GiB for peak activation", rf"PyTorch activation peak memory takes {NUMBER}\s*GiB"),
+    "cuda_graph_gib": (rf"Graph capturing finished in {NUMBER} secs, took (?P<value>[\d.]+) GiB",),
+}
+FLAGS = {
+    "prefix_caching": r"enable_prefix_caching=(True|False)",
+    "chunked_prefill": r"(?:enable_chunked_prefill|chunked_prefill_enabled)=(True|False)",
+}
+TEXTS = {
+    "quantization": r"[( ,]quantization=(\w[\w-]*)",
+    "kv_cache_dtype": r"[( ,]kv_cache_dtype=(\w+)",
+    "dtype": r"[( ,]dtype=torch\.(\w+)",
+    "device": r"[( ,]device_config=(\w+)",
+}
+
+
+def vllm_facts(url: str, log: Path, *, flags: list[str], on_cpu: bool) -> dict[str, Any]:
+    """Facts of a vLLM server that answers, from everything it offers; see base.FACT_KEYS."""
+    facts = from_log(log.read_text(errors="replace") if log.exists() else "")
+    facts = merge(facts, from_flags(flags))
+    facts = merge(facts, from_metrics((http_get(f"{url}/metrics") or b"").decode(errors="replace")))
+    version = get_json(f"{url}/version")
+    facts["version"] = version.get("version") if isinstance(version, dict) else facts["version"]
+    facts["max_model_len"] = next((m.get("max_model_len") for m in served_models(url)), facts["max_model_len"])
+    if on_cpu:
+        facts["attention_backend"] = facts["attention_backend"] or "CPU_ATTN"
+        facts["cuda_graphs"] = False
+        # vLLM's CPU platform turns it off whatever was asked (platforms/cpu.py)
+        facts["async_scheduling"] = False
+    return {**facts, "flags": flags}
+
+
+def merge(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """The first's facts, with the second's where the first has none."""
+    return {**first, **{k: v for k, v in second.items() if v is not None and first.get(k) is None}}
+
+
+def from_log(text: str) -> dict[str, Any]:
+    """Facts from the text of a start-up log."""
+    facts = blank_facts()
+    for key, patterns in NUMBERS.items():
+        facts[key] = next((v for v in (_number(p, text) for p in patterns) if v is not None), None)
+    for key, pattern in FLAGS.items():
+        found = re.findall(pattern, text)
+        facts[key] = found[-1] == "True" if found else None
+    for key, pattern in TEXTS.items():
+        found = re.findall(pattern, text)
+        facts[key] = found[-1] if found and found[-1] != "None" else None
+    found = re.findall(r"V1 LLM engine \(v([^)]+)\)", text)
+    facts["version"] = found[-1] if found else None
+    facts["attention_backend"] = _attention(text)
+    facts["cuda_graphs"] = _cuda_graphs(text)
+    facts["async_scheduling"] = _async_scheduling(text)
+    found = re.findall(r"max_seq_len=(\d+)", text) or re.findall(r"Using max model len (\d+)", text)
+    facts["max_model_len"] = int(found[-1]) if found else None
+    return facts
+
+
+def from_flags(flags: list[str]) -> dict[str, Any]:
+    """Facts that are settled by the flags the server was started with."""
+    given = dict(zip(flags, [*flags[1:], ""], strict=False))
+    found: dict[str, Any] = {
+        key: int(given[flag]) for key in ("max_num_batched_tokens", "max_num_seqs", "max_model_len")
+        if (flag := f"--{key.replace('_', '-')}") in given and given[flag].isdigit()
+    }  # fmt: skip
+    if "--enforce-eager" in given:
+        found["cuda_graphs"] = False
+    if "--async-scheduling" in given or "--no-async-scheduling" in given:
+        found["async_scheduling"] = "--async-scheduling" in given
+    if "--distributed-executor-backend" in given:
+        found["executor"] = given["--distributed-executor-backend"]
+    return found
+
+
+def from_metrics(text: str) -> dict[str, Any]:
+    """Facts from the labels of vllm:cache_config_info."""
+    line = next((x for x in text.splitlines() if x.startswith("vllm:cache_config_info{")), "")
+    labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
+
+    def whole(key: str) -> int | None:
+        return int(labels[key]) if labels.get(key, "").isdigit() else None
+
+    block = whole("block_size")
+    blocks = whole("num_gpu_blocks")
+    tokens = whole("kv_cache_size_tokens") or (block * blocks if block and blocks else None)
+    memory = whole("kv_cache_memory_bytes")
+    return {
+        "block_size": block,
+        "kv_cache_tokens": tokens,
+        "kv_cache_gib": round(memory / 2**30, 3) if memory else None,
+        "prefix_caching": {"True": True, "False": False}.get(labels.get("enable_prefix_caching", "")),
+    }
+
+
+def _number(pattern: str, text: str) -> float | int | None:
+    found = list(re.finditer(pattern, text))
+    if not found:
+        return None
+    match = found[-1]
+    value = (match["value"] if "value" in match.groupdict() else match[1]).replace(",", "").rstrip(".")
+    try:
+        return float(value) if "." in value else int(value)
+    except ValueError:
+        return None
+
+
+def _attention(text: str) -> str | None:
+    """The backend's name, with FlashAttention's version: FLASH_ATTN_2, FLASH_ATTN_3, FLASHINFER, TRITON_ATTN …"""
+    found = re.findall(
+        r"Using (?:AttentionBackendEnum\.)?(\w+) (?:attention )?backend(?: out of| on V1|[.,]|$)", text, re.M
+    )
+    version = re.findall(r"Using FlashAttention version (\d)", text)
+    if not found:
+        found = re.findall(r"Using (Flash Attention|FlashInfer|Triton)(?: attention)? backend", text)
+        found = [
+            {"Flash Attention": "FLASH_ATTN", "FlashInfer": "FLASHINFER", "Triton": "TRITON_ATTN"}[f] for f in found
+        ]
+    if not found:
+        return f"FLASH_ATTN_{version[-1]}" if version else None
+    return f"FLASH_ATTN_{version[-1]}" if found[-1] == "FLASH_ATTN" and version else found[-1]
+
+
+def _cuda_graphs(text: str) -> bool | None:
+    if "Graph capturing finished" in text:
+        return True
+    found = re.findall(r"enforce_eager=(True|False)", text)
+    return False if found and found[-1] == "True" else None
+
+
+def _async_scheduling(text: str) -> bool | None:
+    if re.search(r"Asynchronous scheduling is enabled", text):
+        return True
+    if re.search(r"Asynchronous scheduling (?:is disabled|will be disabled|is not supported)|[Dd]isabling async", text):
+        return False
+    found = re.findall(r"'?async_scheduling'?[=:]\s*(True|False)", text)
+    return found[-1] == "True" if found else None

@@ -1,0 +1,51 @@
+"""The naive engine: the project's own Transformers server (naive_server.py) as a child process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from .. import model
+from ..errors import ServebookError
+from ..params import NaiveEngine, RunParams
+from .base import blank_facts, get_json
+from .process import Launch
+from .vllm import HUB_TOKENS, without_secrets
+
+
+def prepare(params: RunParams, name: str, engine: NaiveEngine, run_dir: Path, base: Path) -> Launch:
+    """The launch of a run's naive engine. Raises ServebookError where it cannot serve the model."""
+    where, m = f"engines.{name}", params.model
+    if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("torch") is None:
+        raise ServebookError("Transformers or torch is not installed", where, "`make report` installs the locked ones")
+    if m.quantization or m.kv_cache_dtype != "auto":
+        key = "quantization" if m.quantization else "kv_cache_dtype"
+        raise ServebookError(
+            f"the naive engine has no {getattr(m, key)} {key}", where, f"Leave model.{key} out, or this engine"
+        )
+    target = model.materialize(m, base, run_dir / "model")
+    flags = ["--served-model-name", model.model_name(m), "--dtype", m.dtype, "--device", engine.device]
+    flags += ["--dummy"] if m.weights == "dummy" else []
+    flags += ["--revision", m.revision] if m.hub and m.revision else []
+    flags += ["--trust-remote-code"] if m.trust_remote_code else []
+    env = without_secrets(os.environ, keep=HUB_TOKENS if m.hub else set()) | {"PYTHONUNBUFFERED": "1"}
+    if not m.hub:
+        env["HF_HUB_OFFLINE"] = "1"
+    argv = [sys.executable, "-m", "servebook.engines.naive_server", "--model", str(target), *flags]
+    return Launch(
+        kind="naive",
+        model=model.model_name(m),
+        argv=lambda port: [*argv, "--port", str(port)],
+        env=env,
+        timeout_s=engine.startup_timeout_s,
+        port=engine.port,
+        read_facts=lambda url, _log: _facts(url, flags),
+    )
+
+
+def _facts(url: str, flags: list[str]) -> dict[str, Any]:
+    said = get_json(f"{url}/facts")
+    return {**blank_facts(), **(said if isinstance(said, dict) else {}), "flags": flags}

