@@ -16,13 +16,14 @@ CACHE_TOLERANCE = 0.01  # share of prompt tokens served from the prefix cache un
 FAILURE_TOLERANCE = 0.05  # above this share of failures the survivors stand for nothing
 DRIFT_TOLERANCE = 0.05
 LAG_SHARE, LAG_FLOOR_S = 0.2, 0.002  # p99 of the event loop's lag, of TTFT p50; never more than a token's time
+BUSY_TOLERANCE = 0.8  # of one core
 THROTTLED_TOLERANCE = 0.05
 PRECISION = 0.05  # relative half-width of the mean's interval
 
 
-def audit(point: Mapping[str, Any], floors: Mapping[str, float] | None = None, *, cache_expected: bool = False) -> tuple[
-    Verdict, list[str]
-]:  # fmt: skip
+def audit(
+    point: Mapping[str, Any], floors: Mapping[str, float] | None = None, *, cache_expected: bool = False
+) -> tuple[Verdict, list[str]]:
     """Verdict and reasons of a point (keys as results.POINT_KEYS and load.summary's).
 
     floors: physical lower bounds, `ttft_floor_s`, `tpot_floor_s` and `e2e_floor_s`, each optional.
@@ -68,7 +69,7 @@ def _suspect(p: Mapping[str, Any], cache_expected: bool) -> list[str]:
         return reasons
     little = p.get("little_error")
     when(
-        little is not None and abs(little) > LITTLE_TOLERANCE,
+        little is not None and abs(little) > LITTLE_TOLERANCE + (p.get("little_edge") or 0.0),
         f"Little's law is off by {_percent(little)}: rate x latency is not the number in flight",
     )
     server, client = p.get("server_output_tokens"), p.get("client_output_tokens")
@@ -85,7 +86,7 @@ def _suspect(p: Mapping[str, Any], cache_expected: bool) -> list[str]:
     when(bool(p.get("events_over_tokens")), f"{p.get('events_over_tokens')} streams had more token events than tokens")
     when(
         bool(p.get("first_event_unknown")),
-        f"{p.get('first_event_unknown')} first events carried several tokens or one, the server does not say: one assumed",
+        f"{p.get('first_event_unknown')} first events may carry several tokens, which is not told: one assumed",
     )
     lag, ttft, itl = (p.get(k) for k in ("client_loop_lag_p99_s", "ttft_p50_s", "itl_p50_s"))
     when(

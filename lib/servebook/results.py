@@ -6,6 +6,7 @@ line that could not be written whole is taken back, so that a file only ever hol
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import files
 from .errors import ServebookError
 
 if TYPE_CHECKING:
@@ -69,19 +71,9 @@ def _write_fault(error: OSError, path: Path) -> ServebookError:
     )
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Replace path by text in one step; the old content stays if anything fails. Raises ServebookError."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(scratch, "w", encoding="utf-8") as f:
-            f.write(text)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(scratch, path)
-    except OSError as error:
-        scratch.unlink(missing_ok=True)
-        raise _write_fault(error, path) from None
+def earlier_attempts(path: Path) -> int:
+    """How often the rows of a point were begun before: 0 when it is measured for the first time."""
+    return len(list(path.parent.glob(f"{path.name}.old*"))) + (path.exists() and path.stat().st_size > 0)
 
 
 class RowWriter:
@@ -92,7 +84,7 @@ class RowWriter:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists() and path.stat().st_size:
-                os.replace(path, path.with_suffix(".aborted.jsonl"))
+                os.replace(path, path.with_name(f"{path.name}.old{earlier_attempts(path)}"))
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise _write_fault(error, path) from None
@@ -105,7 +97,8 @@ class RowWriter:
             while done < len(line):
                 done += os.write(self._fd, line[done:])
         except OSError as error:
-            os.ftruncate(self._fd, self._size)
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._size)
             raise _write_fault(error, self.path) from None
         self._size += len(line)
 
@@ -146,19 +139,19 @@ def read_rows(path: Path) -> Rows:
 def write_point(run_dir: Path, point: Mapping[str, Any]) -> Path:
     """Store a complete point; its file's presence is what says that it is complete."""
     path = point_path(run_dir, point["sweep"], point["engine"], point["point"])
-    write_atomic(path, json.dumps(point, indent=1) + "\n")
+    files.write_json(path, point)
     return path
 
 
 def read_point(run_dir: Path, sweep: str, engine: str, point: str) -> dict[str, Any] | None:
     """A complete point, or None when it is not there yet."""
-    path = point_path(run_dir, sweep, engine, point)
-    return _read_json(path) if path.exists() else None
+    return files.read_json(point_path(run_dir, sweep, engine, point))
 
 
 def read_points(run_dir: Path) -> list[dict[str, Any]]:
     """Every complete point of a run, by sweep, engine, then load in natural order."""
-    found = [_read_json(p) for p in Path(run_dir).glob("requests/*/*/*.json") if not p.name.startswith(".")]
+    stored = (files.read_json(p) for p in Path(run_dir).glob("requests/*/*/*.json") if not p.name.startswith("."))
+    found = [p for p in stored if isinstance(p, dict) and "point" in p]
     return sorted(found, key=lambda p: (p["sweep"], p["engine"], _natural(p["point"])))
 
 
@@ -177,7 +170,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, An
     writer = csv.DictWriter(text, columns, restval="", extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_atomic(path, text.getvalue())
+    files.write_text(path, text.getvalue())
 
 
 def points_frame(run_dir: Path) -> pd.DataFrame:
@@ -206,10 +199,3 @@ def series_frame(run_dir: Path, sweep: str, engine: str, point: str) -> pd.DataF
 
 def _natural(name: str) -> list[Any]:
     return [float(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", name))]
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ServebookError(f"cannot read: {error}", str(path), "Remove it and measure the point again") from None

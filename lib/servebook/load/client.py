@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import aiohttp
@@ -67,7 +69,7 @@ class Reply:
     def gaps_s(self) -> list[float]:
         """Times between consecutive arrivals of token events; events of one read are one arrival."""
         t = self.stream.times
-        return [b - a for a, b in zip(t, t[1:], strict=False)]
+        return [b - a for a, b in pairwise(t)]
 
 
 class Client:
@@ -150,13 +152,25 @@ class Client:
         elif not stream.tokens or not stream.times:
             reply.error = "answered with no token"
 
+    async def models(self) -> list[str]:
+        """The server's model ids. Raises ServebookError if it does not tell any."""
+        where, reason = self_path(self.url, "/v1/models"), "no model in its answer"
+        try:
+            async with self.session.get(where, timeout=aiohttp.ClientTimeout(total=10)) as response:
+                listed = json.loads(await response.read())
+            if ids := [str(m["id"]) for m in listed["data"]]:
+                return ids
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            reason = str(error) or type(error).__name__
+        except (ValueError, KeyError, TypeError):
+            pass
+        raise ServebookError(f"cannot ask the server for its model ({reason})", where, "Start it, or name the model")
+
     async def accepted(self, options: list[dict[str, Any]], base: dict[str, Any]) -> dict[str, Any]:
         """The richest of `options` (best first) that the server takes, tried with a tiny request each.
 
         Raises ServebookError with the server's own message when it takes none of them.
         """
-        import json
-
         reply = Reply(-1, 0, 0)
         for option in options:
             reply = Reply(-1, 0, 0)

@@ -49,6 +49,7 @@ class Tracker:
     measured: list[Reply] = field(default_factory=list)  # in the order they ended, failures among them
     window_start: float | None = None
     window_end: float | None = None
+    stopped_at: float = 0.0  # may be later than the window's end: a request was awaited, or time ran out
     stop_reason: str = ""
     client_gaps: list[float] = field(default_factory=list)
     window_opened: asyncio.Event = field(default_factory=asyncio.Event)
@@ -142,7 +143,7 @@ class Tracker:
 
     def _end(self, reason: str, at: float) -> None:
         if not self.stop.is_set():
-            self.stop_reason = reason
+            self.stop_reason, self.stopped_at = reason, now()
             self.window_end = at if self.window_end is None else self.window_end
             self.stop.set()
 
@@ -213,7 +214,7 @@ async def closed_loop(
                 return
             reply, body = prepare()
             # a server that refuses is not hammered
-            pause = min(1.0, 0.05 * 2**failures) if failures else tracker.jitter(jitter_s, rng)
+            pause = min(1.0, 0.02 * 2**failures) if failures else tracker.jitter(jitter_s, rng)
             await asyncio.sleep(max(0.0, ended + pause - now()))
             tracker.client_gaps.append(now() - ended)
 
@@ -246,7 +247,7 @@ async def open_loop(
             body = bodies(index)
             at = clock_start + offset
             # the loop's timer is coarse (1 ms in uvloop): sleep short of it, then yield until it is time
-            if (wait := at - now() - 0.002) > 0:
+            if (wait := at - now() - 0.0013) > 0:
                 await asyncio.sleep(wait)
             while now() < at:
                 await asyncio.sleep(0)

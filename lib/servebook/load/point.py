@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import resource
 import threading
 import time
@@ -13,8 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from .. import results, stats
+from .. import files, results, stats
 from ..audit import audit
+from ..errors import ServebookError
 from ..params import Load, Slo
 from ..points import PointSpec
 from . import arrivals, summary
@@ -31,7 +33,7 @@ _OPTIONS: list[dict[str, Any]] = [
     {"stream_options": {"include_usage": True}},
 ]
 _dialects: dict[tuple[str, str], dict[str, Any]] = {}  # what each server took; asked once a process
-Progress = Callable[[dict[str, Any]], None]
+Progress = Callable[[str], None]
 
 
 def rule_of(spec: PointSpec, load: Load, deadline_s: float | None = None) -> Rule:
@@ -59,6 +61,7 @@ async def measure_point(
     floors: Mapping[str, float] | None = None,
     on_progress: Progress | None = None,
     deadline_s: float | None = None,
+    rule: Rule | None = None,
     api_key: str | None = None,
     prompt_set: str | None = None,
     shared_prefix_tokens: int = 0,
@@ -69,18 +72,23 @@ async def measure_point(
     vocab: token ids that prompts may use. batching: whether the engine decodes requests together. run_dir: where rows,
     series and the point go (None: nowhere). floors: see audit. deadline_s: seconds that the point may take at most,
     beside load.max_seconds. prompt_set: points that name the same set send the same prompts (else every point has its
-    own). on_progress gets {phase, done, target, elapsed_s, limit_s, in_flight} about twice a second.
+    own). on_progress gets a short text about twice a second. rule: when the point is warm and done, if not as rule_of
+    says.
     Raises ServebookError when nothing answers, the server refuses the requests, or results cannot be written.
     """
     _allow_many_sockets()
-    rule = rule_of(spec, load, deadline_s)
-    run = run_dir.name if run_dir else ""
-    labels = (load.seed, run, prompt_set) if prompt_set else (load.seed, run, spec.sweep, spec.engine, spec.point)
+    rule = rule or rule_of(spec, load, deadline_s)
+    labels = _prompt_labels(spec, load, run_dir, prompt_set)
     async with Client(url, api_key=api_key, timeout_s=load.request_timeout_s) as client:
-        await client.open_connections(min(spec.concurrency or 8, 1024))
+        try:
+            async with asyncio.timeout(rule.time_limit_s):
+                await client.open_connections(min(spec.concurrency or 8, 1024))
+                accepted = await _dialect(client, model, vocab)
+        except TimeoutError:
+            raise ServebookError(f"no answer within {rule.time_limit_s:g} s", url, "See the server's log") from None
         payload = {"model": model, "max_tokens": spec.output_tokens, "stream": True, "temperature": load.temperature}
         payload |= {k: v for k in ("top_p", "top_k") if (v := getattr(load, k)) is not None}
-        payload |= await _dialect(client, model, vocab)
+        payload |= accepted
         prompts = Prompts(vocab, spec.prompt_tokens, *labels, shared_tokens=shared_prefix_tokens)
         bodies = Bodies(prompts, payload)
         scraper = Scraper(client.session, url, load.scrape_interval_s, now)
@@ -109,6 +117,7 @@ async def measure_point(
     }
     point |= summary.summarize(tracker, slo, batching=batching, scraper=scraper)
     point |= health | {"client_gap_mean_s": stats.mean(tracker.client_gaps)}
+    point["seed"] = load.seed
     point["started_at"] = started_at.isoformat(timespec="seconds")
     expected = prompt_set is not None or shared_prefix_tokens > 0
     point["verdict"], point["reasons"] = audit(point, floors, cache_expected=expected)
@@ -155,6 +164,21 @@ def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop]:
     except ImportError:  # not on every platform
         return asyncio.new_event_loop
     return uvloop.new_event_loop
+
+
+def _prompt_labels(spec: PointSpec, load: Load, run_dir: Path | None, prompt_set: str | None) -> tuple[object, ...]:
+    """What a point's prompts are a function of. A run folder made anew and another attempt at a point get other
+    prompts, for a server that still runs may have them in its prefix cache."""
+    if run_dir is None:
+        return (load.seed, prompt_set) if prompt_set else (load.seed, spec.sweep, spec.engine, spec.point)
+    salt = run_dir / "requests" / "prompts.salt"
+    if not salt.exists():
+        files.write_text(salt, os.urandom(8).hex() + "\n")
+    labels = (load.seed, run_dir.name, salt.read_text())
+    if prompt_set:
+        return (*labels, prompt_set)
+    attempt = results.earlier_attempts(results.rows_path(run_dir, spec.sweep, spec.engine, spec.point))
+    return (*labels, spec.sweep, spec.engine, spec.point, attempt)
 
 
 async def _dialect(client: Client, model: str, vocab: range | Sequence[int]) -> dict[str, Any]:
@@ -213,16 +237,10 @@ async def _watch(
 
     async def report() -> None:
         while on_progress:
-            on_progress(
-                {
-                    "phase": "measured" if tracker.window_start is not None else "warmup",
-                    "done": len(tracker.measured) if tracker.window_start is not None else tracker.warm,
-                    "target": rule.min_requests if tracker.window_start is not None else rule.warmup,
-                    "elapsed_s": now() - tracker.start,
-                    "limit_s": rule.time_limit_s,
-                    "in_flight": len(tracker.in_flight),
-                }
-            )
+            warm = tracker.window_start is None
+            done, of = (tracker.warm, rule.warmup) if warm else (len(tracker.measured), rule.min_requests)
+            seconds = f"{now() - tracker.start:.0f} s of at most {rule.time_limit_s:.0f} s"
+            on_progress(f"{'warm-up' if warm else 'measured'} {done}/{of}, {seconds}")
             await asyncio.sleep(0.5)
 
     async def last_scrape() -> None:

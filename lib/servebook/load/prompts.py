@@ -1,4 +1,4 @@
-"""Prompts as random token ids, encoded to request bodies by table look-up: no tokenizer, no JSON encoder on the hot path.
+"""Prompts as random token ids, encoded to request bodies by table look-up: no tokenizer, no JSON encoder.
 
 A prompt is a function of (seed, labels, index) alone, so a run can be repeated to the token, and two points never
 share a prompt because their labels differ.

@@ -16,8 +16,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -93,7 +95,7 @@ class Tokens:
         return float(self.weights[(self.times > begin) & (self.times <= end)].sum())
 
     def prompts(self, begin: float, end: float) -> float:
-        return float(self.prompt[(self.first > begin) & (self.first <= end)].sum()) if len(self.first) else 0.0
+        return float(self.prompt[(self.first > begin) & (self.first <= end)].sum())
 
     def firsts(self, begin: float, end: float) -> int:
         return int(((self.first > begin) & (self.first <= end)).sum())
@@ -102,7 +104,7 @@ class Tokens:
 def in_flight_mean(replies: Sequence[Reply], begin: float, end: float) -> float:
     """Time average over [begin, end] of requests sent and not ended."""
     spans = [(r.sent, r.end if r.end is not None else end) for r in replies if r.sent is not None]
-    return sum(max(0.0, min(e, end) - max(s, begin)) for s, e in spans) / (end - begin)
+    return float(sum(max(0.0, min(e, end) - max(s, begin)) for s, e in spans) / (end - begin))
 
 
 def _spread(prefix: str, values: Sequence[float], percentiles: Sequence[int]) -> dict[str, float | None]:
@@ -136,7 +138,7 @@ def summarize(tracker: Tracker, slo: Slo, *, batching: bool, scraper: metrics.Sc
     tokens = Tokens(everything)
     seconds = end - begin
     edges = np.linspace(begin, end, SLICES + 1)
-    slices = [tokens.output(a, b) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    slices = [tokens.output(a, b) / (b - a) for a, b in pairwise(edges)]
     rate_interval = stats.mean_interval(slices)
     # completions of a closed loop's window, which starts and ends with one; arrivals of an open loop's
     rate = sum(tracker.open_loop or (r.end or 0.0) <= end for r in good) / seconds
@@ -164,7 +166,7 @@ def summarize(tracker: Tracker, slo: Slo, *, batching: bool, scraper: metrics.Sc
         **server,
     }
     if tracker.open_loop:
-        out |= _open(tracker, everything, begin, end)
+        out |= _open(everything, begin, end, e2e or 0.0)
     return out
 
 
@@ -203,8 +205,8 @@ def _shape(good: Sequence[Reply]) -> dict[str, Any]:
 def _hung(tracker: Tracker, good: Sequence[Reply]) -> dict[str, Any]:
     """Requests cut off at the end that had been silent for far longer than the finished ones took."""
     slowest = max((r.e2e_s or 0.0 for r in good), default=0.0)
-    cut = [r for r in tracker.ended if r.end is None and r.sent is not None and tracker.window_end is not None]
-    hung = [r for r in cut if tracker.window_end - (r.last or r.sent) > max(3 * slowest, 1.0)]  # type: ignore
+    cut = [(r, r.last or r.sent) for r in tracker.ended if r.end is None]
+    hung = [r for r, heard in cut if heard is not None and tracker.stopped_at - heard > max(3 * slowest, 1.0)]
     return {"cut_at_end": len(cut), "hung": len(hung)}
 
 
@@ -247,17 +249,19 @@ def _server(scraper: metrics.Scraper | None, tokens: Tokens, begin: float, end: 
     }
 
 
-def _open(tracker: Tracker, everything: Sequence[Reply], begin: float, end: float) -> dict[str, Any]:
+def _open(everything: Sequence[Reply], begin: float, end: float, e2e: float) -> dict[str, Any]:
     """Open loop: how late requests were sent, and whether the server kept up."""
     lags = [r.sent - r.scheduled for r in everything if r.sent is not None and r.scheduled is not None]
     due = [r for r in everything if r.scheduled is not None and begin < r.scheduled <= end]
     completed = sum(r.ok and begin < (r.end or 0.0) <= end for r in everything)
     quarters = np.linspace(begin, end, 5)
-    queue = [in_flight_mean(everything, a, b) for a, b in zip(quarters, quarters[1:], strict=False)]
+    queue = [in_flight_mean(everything, a, b) for a, b in pairwise(quarters)]
     # a queue that grows in every quarter and takes no fewer than 5 % of the arrivals with it
-    grows = all(b > a for a, b in zip(queue, queue[1:], strict=False)) and completed < 0.95 * len(due)
+    grows = all(b > a for a, b in pairwise(queue)) and completed < 0.95 * len(due)
     return {
         "arrival_rate_per_s": len(due) / (end - begin),
+        # arrivals of the window against presence in it: what straddles its ends is noise, two deviations of it allowed
+        "little_edge": 2 * e2e / (end - begin) / math.sqrt(max(1.0, sum(queue) / 4)),
         "schedule_lag_p50_s": stats.percentile(lags, 50),
         "schedule_lag_p99_s": stats.percentile(lags, 99),
         "in_flight_first_quarter": queue[0],

@@ -1,0 +1,188 @@
+"""`servebook measure`: load any OpenAI-compatible server and print what was measured. Needs no parameter file."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from . import files, results
+from .errors import ServebookError
+from .load.client import Client
+from .load.loops import Rule
+from .load.point import measure_point_sync
+from .params import Load, Slo
+from .points import PointSpec
+
+COLUMNS = (
+    ("point", "load", ""), ("requests", "requests", "d"), ("failures", "failed", "d"),
+    ("ttft_p50_s", "TTFT p50 ms", "ms"), ("ttft_p99_s", "p99", "ms"), ("tpot_mean_s", "TPOT ms", "ms"),
+    ("itl_p99_s", "ITL p99", "ms"), ("e2e_p50_s", "E2E p50 ms", "ms"), ("output_tok_per_s", "output tok/s", ".1f"),
+    ("in_flight_mean", "in flight", ".2f"), ("verdict", "verdict", ""),
+)  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; 0 when every point was measured and none is invalid. Raises ServebookError."""
+    o = _parser().parse_args(argv)
+    api_key = _api_key(o.api_key_env)
+    model = o.model or asyncio.run(_first_model(o.url, api_key))
+    load = Load(
+        jitter_s=o.jitter, warmup_requests=o.warmup, max_seconds=o.max_seconds, request_timeout_s=o.timeout,
+        seed=secrets.randbits(31) if o.seed is None else o.seed,
+        temperature=o.temperature, top_p=o.top_p, top_k=o.top_k,
+    )  # fmt: skip
+    replay = _replay(o.replay) if o.replay else ()
+    points = []
+    for spec in _specs(o):
+        c = spec.concurrency or 1
+        # whole rounds of the clients, so that completions over seconds is their rate
+        n = -(-o.requests // c) * c
+        rule = Rule(max(c, o.warmup) if o.warmup else 0, n, n, o.min_seconds, o.max_seconds)
+        if o.min_seconds:
+            rule = Rule(rule.warmup, n, sys.maxsize, o.min_seconds, o.max_seconds)
+        point = measure_point_sync(
+            spec, url=o.url, model=model, vocab=range(*o.vocab), load=load, api_key=api_key, rule=rule, batching=True,
+            slo=Slo(ttft_s=o.slo_ttft, tpot_s=o.slo_tpot, e2e_s=o.slo_e2e), run_dir=o.out,
+            prompt_set=o.prompt_set, shared_prefix_tokens=o.shared_prefix_tokens, replay_s=replay,
+            on_progress=_progress(spec.point),
+        )  # fmt: skip
+        points.append(point)
+        _print(point, header=len(points) == 1)
+    if o.json:
+        files.write_json(o.json, points[0] if len(points) == 1 else points)
+    if o.out:
+        results.write_points_csv(o.out)
+    return int(any(p["verdict"] == "invalid" for p in points))
+
+
+def _parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="servebook measure", description="Load any OpenAI-compatible server, measure it.")
+    p.add_argument("--url", required=True, help="e.g. http://127.0.0.1:8000 (with or without /v1)")
+    p.add_argument("--model", help="the server's first unless given")
+    how = p.add_mutually_exclusive_group()
+    how.add_argument("--concurrency", type=_counts, default=[1], help="closed loop at so many; several: 1,2,4")
+    how.add_argument("--rate", type=_rates, help="open loop at so many requests a second; several: 0.5,1,2")
+    how.add_argument("--replay", type=Path, metavar="FILE", help="open loop at the times in FILE, seconds, one a line")
+    p.add_argument("--arrivals", choices=("poisson", "constant", "gamma"), default="poisson")
+    p.add_argument("--gamma-shape", type=float, default=1.0)
+    p.add_argument("--prompt-tokens", type=_count, default=512)
+    p.add_argument("--output-tokens", type=_count, default=128)
+    p.add_argument("--requests", type=_count, default=100, help="measured requests, after the warm-up")
+    p.add_argument("--min-seconds", type=float, default=0.0, help="go on for at least so long")
+    p.add_argument("--max-seconds", type=float, default=600.0, help="a point ends here whatever it has")
+    p.add_argument("--warmup", type=int, default=10, help="first max(C, N) completions are not measured; 0: none")
+    p.add_argument("--jitter", type=float, default=0.05, metavar="S", help="pause of a client before its next request")
+    p.add_argument("--timeout", type=float, default=600.0, metavar="S", help="a request fails after so long")
+    p.add_argument("--seed", type=int, help="of prompts and arrivals; a fresh one unless given, so no prompt repeats")
+    p.add_argument("--vocab", type=_range, default=(256, 8000), metavar="LOW:HIGH", help="token ids prompts draw from")
+    p.add_argument("--prompt-set", metavar="NAME", help="repeat this set's prompts at every point")
+    p.add_argument("--shared-prefix-tokens", type=int, default=0, metavar="N", help="leading tokens all prompts share")
+    p.add_argument("--temperature", type=float, default=0.0)
+    p.add_argument("--top-p", type=float)
+    p.add_argument("--top-k", type=int)
+    p.add_argument("--slo-ttft", type=float, metavar="S")
+    p.add_argument("--slo-tpot", type=float, metavar="S")
+    p.add_argument("--slo-e2e", type=float, metavar="S")
+    p.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds the key")
+    p.add_argument("--json", type=Path, metavar="FILE", help="the point (several: a list) as JSON")
+    p.add_argument("--out", type=Path, metavar="DIR", help="request rows, series and points go here")
+    p.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
+    return p
+
+
+def _specs(o: argparse.Namespace) -> list[PointSpec]:
+    sweep, engine = "measure", "server"
+    if o.replay:
+        return [PointSpec(sweep, engine, "replay", "arrival_rate", o.prompt_tokens, o.output_tokens)]
+    if o.rate:
+        return [
+            PointSpec(
+                sweep, engine, f"r{r:.3f}", "arrival_rate", o.prompt_tokens, o.output_tokens,
+                rate_per_s=r, arrivals=o.arrivals, gamma_shape=o.gamma_shape,
+            )
+            for r in o.rate
+        ]  # fmt: skip
+    return [
+        PointSpec(sweep, engine, f"c{c:04d}", "concurrency", o.prompt_tokens, o.output_tokens, concurrency=c)
+        for c in o.concurrency
+    ]
+
+
+def _number(text: str, kind: type[int] | type[float]) -> Any:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = kind(0)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive {'whole number' if kind is int else 'number'}")
+    return value
+
+
+def _count(text: str) -> int:
+    return _number(text, int)
+
+
+def _counts(text: str) -> list[int]:
+    return [_number(part, int) for part in text.split(",")]
+
+
+def _rates(text: str) -> list[float]:
+    return [_number(part, float) for part in text.split(",")]
+
+
+def _range(text: str) -> tuple[int, int]:
+    low, _, high = text.partition(":")
+    if not (low.isdigit() and high.isdigit() and int(low) < int(high)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no range such as 256:8000")
+    return int(low), int(high)
+
+
+def _replay(path: Path) -> list[float]:
+    try:
+        return [float(line) for line in path.read_text().split()]
+    except OSError as error:
+        raise ServebookError(f"cannot read: {error.strerror}", str(path)) from None
+    except ValueError as error:
+        raise ServebookError(f"not a list of seconds ({error})", str(path), "One arrival time a line") from None
+
+
+def _api_key(variable: str | None) -> str | None:
+    if variable and variable not in os.environ:
+        raise ServebookError(f"the environment variable {variable} is not set", "--api-key-env")
+    return os.environ[variable] if variable else None
+
+
+async def _first_model(url: str, api_key: str | None) -> str:
+    async with Client(url, api_key=api_key) as client:
+        return (await client.models())[0]
+
+
+def _progress(point: str) -> Any:
+    if not sys.stderr.isatty():
+        return None
+    return lambda text: print(f"\r{point}: {text}\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _print(point: Mapping[str, Any], *, header: bool) -> None:
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    widths = [max(9, len(title)) for _, title, _ in COLUMNS]
+    if header:
+        print("  ".join(title.rjust(w) for (_, title, _), w in zip(COLUMNS, widths, strict=True)))
+    cells = (_cell(point.get(key), form).rjust(w) for (key, _, form), w in zip(COLUMNS, widths, strict=True))
+    print("  ".join(cells))
+    for reason in point["reasons"]:
+        print(f"{'':9}  {reason}")
+    sys.stdout.flush()
+
+
+def _cell(value: Any, form: str) -> str:
+    if value is None:
+        return "-"
+    return f"{value * 1e3:.2f}" if form == "ms" else format(value, form)

@@ -1,0 +1,168 @@
+"""One injected fault a test: what the server does wrong is seen, counted and said, and never ends in a hang."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from mock_server import Behaviour, serving
+from servebook.errors import ServebookError
+from servebook.load import PointSpec, measure_point_sync
+from servebook.load.loops import Rule
+from servebook.params import Load, Slo
+
+TOKENS = 16
+
+
+def measure(behaviour: Behaviour, *, c: int = 2, n: int = 8, limit_s: float = 10.0, **load: Any) -> dict[str, Any]:
+    spec = PointSpec("s", "mock", f"c{c:04d}", "concurrency", 32, TOKENS, concurrency=c)
+    with serving(behaviour) as server:
+        return measure_point_sync(
+            spec, url=server.url, model="mock", vocab=range(100, 1000), load=Load(jitter_s=0.001, **load),
+            slo=Slo(), run_dir=None, batching=True, rule=Rule(2, n, n, 0.0, limit_s),
+        )  # fmt: skip
+
+
+def about(value: float, rel: float = 0.3) -> Any:
+    return pytest.approx(value, rel=rel)
+
+
+def test_several_tokens_an_event_give_the_right_tpot_and_an_event_gap() -> None:
+    p = measure(Behaviour(tokens_per_event=4, itl_s=0.004))
+    assert p["tokens_per_event"] == 4 and p["itl_is_event_gap"] and p["first_event_unknown"] == 0
+    # 4 events, 3 gaps of 16 ms, for the 12 tokens after the first event
+    assert p["tpot_mean_s"] == about(0.004)
+    assert p["itl_p50_s"] == about(0.016)
+
+
+def test_several_tokens_an_event_without_running_usage_are_told_by_token_ids_or_said_to_be_assumed() -> None:
+    told = measure(Behaviour(tokens_per_event=4, itl_s=0.004, running_usage=False, token_ids=True))
+    assert told["tpot_mean_s"] == about(0.004) and told["first_event_unknown"] == 0
+    assumed = measure(Behaviour(tokens_per_event=4, itl_s=0.004, running_usage=False))
+    assert assumed["first_event_unknown"] == 8 and any("one assumed" in r for r in assumed["reasons"])
+
+
+def test_several_events_in_one_read_are_counted_as_several_and_no_gap_is_zero() -> None:
+    p = measure(Behaviour(events_per_write=4, itl_s=0.004))
+    assert p["tokens_per_event"] == 1 and p["itl_is_event_gap"] and p["output_tokens_off"] == 0
+    assert p["itl_p50_s"] == about(0.016)
+
+
+def test_events_split_inside_json_over_crlf_with_comments() -> None:
+    p = measure(Behaviour(split_bytes=23, crlf=True, comments=True, itl_s=0.02), n=4)
+    assert (p["requests"], p["failures"], p["tokens_per_event"]) == (4, 0, 1)
+
+
+def test_an_empty_first_event_is_no_token() -> None:
+    p = measure(Behaviour(leading_events=1, ttft_s=0.05, running_usage=False))
+    assert p["ttft_p50_s"] >= 0.045 and p["events_over_tokens"] == 0
+
+
+def test_tokens_with_empty_text_are_tokens() -> None:
+    for running in (True, False):
+        p = measure(Behaviour(empty_text=True, running_usage=running))
+        assert (p["requests"], p["tokens_per_event"]) == (8, 1)
+
+
+def test_no_usage_is_a_failure_that_says_so() -> None:
+    p = measure(Behaviour(usage=False, running_usage=False))
+    assert p["verdict"] == "invalid" and "no usage" in p["reasons"][0]
+
+
+def test_an_error_status_is_counted_with_its_message_and_stays_out_of_the_percentiles() -> None:
+    p = measure(Behaviour(fail_every=4, ttft_s=0.05), n=16)
+    assert p["failures"] == 4 and p["requests"] == 12
+    assert p["errors"] == {"HTTP 500: out of order": p["failures"] + p["warmup_failures"]}
+    assert p["ttft_min_s"] >= 0.045  # an error answers at once
+    assert p["goodput_share"] == 0.75 and p["verdict"] == "invalid"
+
+
+def test_a_server_that_refuses_everything_ends_the_point_early() -> None:
+    begun = time.monotonic()
+    p = measure(Behaviour(fail_every=1), limit_s=60)
+    assert "HTTP 500" in p["stop_reason"] and p["requests"] == 0 and p["verdict"] == "invalid"
+    assert time.monotonic() - begun < 20
+
+
+def test_no_server_is_one_clear_error() -> None:
+    with serving() as server:
+        url = server.url
+    spec = PointSpec("s", "mock", "c0001", "concurrency", 32, TOKENS, concurrency=1)
+    with pytest.raises(ServebookError, match="no server answers"):
+        measure_point_sync(
+            spec, url=url, model="mock", vocab=range(100), load=Load(), slo=Slo(), run_dir=None, batching=True
+        )
+
+
+def test_a_request_the_server_refuses_raises_its_message() -> None:
+    with pytest.raises(ServebookError, match="unknown field max_tokens"):
+        measure(Behaviour(refuse_fields=("max_tokens",)))
+
+
+@pytest.mark.parametrize("field", ["continuous_usage_stats", "ignore_eos"])
+def test_a_field_the_server_does_not_know_is_left_out(field: str) -> None:
+    assert measure(Behaviour(refuse_fields=(field,)))["requests"] == 8
+
+
+def test_a_cut_mid_stream_is_a_failure() -> None:
+    p = measure(Behaviour(cut_after=5))
+    assert p["requests"] == 0 and "connection cut mid-stream" in p["errors"]
+
+
+def test_a_stream_that_ends_without_its_end_mark_is_a_failure() -> None:
+    p = measure(Behaviour(silent_close_after=5))
+    assert p["requests"] == 0 and "stream ended without its end mark" in p["errors"]
+
+
+def test_an_error_object_inside_a_200_stream_is_a_failure() -> None:
+    p = measure(Behaviour(error_after=5))
+    assert p["requests"] == 0 and "error in the stream: engine died" in p["errors"]
+
+
+def test_a_stall_ends_with_the_requests_timeout() -> None:
+    p = measure(Behaviour(stall_after=5), request_timeout_s=0.3)
+    assert p["requests"] == 0 and "timed out after 0.3 s" in p["errors"]
+
+
+def test_a_server_that_stops_answering_cannot_hold_the_point_up_and_is_reported() -> None:
+    begun = time.monotonic()
+    p = measure(Behaviour(hang_from=7), limit_s=2)
+    assert time.monotonic() - begun < 5
+    assert p["stop_reason"] == "time limit reached" and p["hung"] == 2
+    assert p["verdict"] != "valid" and any("hung" in r for r in p["reasons"])
+
+
+def test_a_server_that_never_answers_is_one_clear_error() -> None:
+    with pytest.raises(ServebookError, match="no answer within 1 s"):
+        measure(Behaviour(hang_from=1), limit_s=1)
+
+
+def test_an_answer_without_a_token_is_a_failure() -> None:
+    p = measure(Behaviour(no_tokens=True))
+    assert p["requests"] == 0 and "answered with no token" in p["errors"]
+
+
+def test_slow_headers_are_part_of_the_latency() -> None:
+    assert measure(Behaviour(slow_headers_s=0.05))["ttft_p50_s"] >= 0.045
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        (Behaviour(usage_off_by=-3, running_usage=False), "answers were not as long as asked"),
+        (Behaviour(usage_off_by=-3, running_usage=False), "more token events than tokens"),
+        (Behaviour(prompt_off_by=1), "prompts were not as long as asked"),
+        (Behaviour(short_by=4), "answers were not as long as asked"),
+        (Behaviour(cached_share=0.5), "prefix cache unasked for"),
+        (Behaviour(counter_off=2.0), "the server counted"),
+    ],
+)
+def test_what_disagrees_is_a_reason(behaviour: Behaviour, reason: str) -> None:
+    p = measure(behaviour, n=32)
+    assert p["verdict"] != "valid" and any(reason in r for r in p["reasons"])
+
+
+def test_nothing_wrong_is_valid() -> None:
+    p = measure(Behaviour(ttft_s=0.03, itl_s=0.01), n=16)
+    assert [r for r in p["reasons"] if "client-limited" not in r] == []

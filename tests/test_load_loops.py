@@ -1,0 +1,222 @@
+"""The closed and the open loop against a server that knows the truth, and the rows that they leave."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mock_server import Behaviour, MockServer, serving
+from servebook import results
+from servebook.errors import ServebookError
+from servebook.load import PointSpec, measure_point, measure_point_sync
+from servebook.load.arrivals import schedule
+from servebook.load.loops import Rule
+from servebook.load.point import rule_of
+from servebook.load.prompts import Bodies, Prompts
+from servebook.params import Load, Slo
+
+TOKENS = 16
+
+
+def closed(c: int) -> PointSpec:
+    return PointSpec("s", "mock", f"c{c:04d}", "concurrency", 32, TOKENS, concurrency=c)
+
+
+def measure(
+    server: MockServer, spec: PointSpec, rule: Rule, run_dir: Path | None = None, **more: Any
+) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"load": Load(jitter_s=0.002), "slo": Slo(), "batching": True} | more
+    return measure_point_sync(
+        spec, url=server.url, model="mock", vocab=range(100, 1000), run_dir=run_dir, rule=rule, **arguments
+    )
+
+
+def test_a_closed_loop_holds_c_and_its_rows_are_the_contract(tmp_path: Path) -> None:
+    with serving(Behaviour(ttft_s=0.02, itl_s=0.005)) as server:
+        p = measure(server, closed(4), Rule(4, 12, 12, 0, 20), tmp_path)
+        truth = server.truth()
+    assert truth["max_live"] == 4
+    assert p["requests"] == 12 and p["failures"] == 0
+    assert p["in_flight_mean"] == pytest.approx(4, rel=0.05)
+    assert p["little_l"] == pytest.approx(4, rel=0.05)
+    assert p["ttft_p50_s"] == pytest.approx(np.median(truth["ttft_s"]), abs=0.005)
+    assert p["tpot_mean_s"] == pytest.approx(np.median(truth["tpot_s"]), rel=0.05)
+    assert p["output_tok_per_s"] == pytest.approx(4 * TOKENS / 0.097, rel=0.15)
+    assert p["decode_tok_per_s"] == pytest.approx(p["in_flight_mean"] / p["tpot_mean_s"])
+    assert set(results.POINT_KEYS) <= set(p)
+    assert results.read_points(tmp_path) == [json.loads(json.dumps(p))]
+    rows = results.read_rows(results.rows_path(tmp_path, "s", "mock", "c0004"))
+    assert [r["phase"] for r in rows] == ["warmup"] * 4 + ["measured"] * 12 + ["drain"] * (len(rows) - 16)
+    assert all(tuple(r) == results.ROW_KEYS for r in rows)
+    for r in rows[:16]:
+        assert r["ok"] and r["ttft_s"] == pytest.approx(r["first_s"] - r["sent_s"], abs=2e-6)
+        assert r["tpot_s"] == pytest.approx((r["last_s"] - r["first_s"]) / (TOKENS - 1), abs=2e-6)
+        assert r["prompt_tokens"] == 32 and r["output_tokens"] == TOKENS
+        assert sum(r["gaps_ms"]) == pytest.approx(1e3 * (r["last_s"] - r["first_s"]), abs=0.2)
+
+
+def test_clients_are_refilled_one_by_one_without_a_drain_after_the_warm_up() -> None:
+    with serving(Behaviour(ttft_s=0.02, itl_s=0.002)) as server:
+        measure(server, closed(3), Rule(3, 12, 12, 0, 20))
+        truth = server.truth()
+    arrived = truth["arrived_s"][1:]  # the first is the probe
+    # request k + 3 is sent right after the k-th end
+    for ended, sent in zip(truth["ended_s"][1:], arrived[3:], strict=False):
+        assert -0.001 < sent - ended < 0.03
+
+
+def test_prompts_never_repeat_between_points_and_runs(tmp_path: Path) -> None:
+    with serving() as server:
+        for run in ("a", "b"):
+            for spec in (closed(1), closed(2)):
+                measure(server, spec, Rule(2, 4, 4, 0, 20), tmp_path / run)
+        measure(server, closed(2), Rule(2, 4, 4, 0, 20), tmp_path / "a")  # measured again
+        prompts = [r.prompt for r in server.records if len(r.prompt) == 32]
+    assert len(prompts) >= 30 and len(set(prompts)) == len(prompts)
+
+
+def test_a_prompt_set_repeats_on_purpose_and_shared_prefixes_are_shared() -> None:
+    with serving() as server:
+        for _ in range(2):
+            measure(server, closed(1), Rule(0, 4, 4, 0, 20), prompt_set="warm", shared_prefix_tokens=8)
+        prompts = [r.prompt for r in server.records if len(r.prompt) == 32]
+    assert len(set(prompts)) <= 5 < len(prompts)
+    assert len({p[:8] for p in prompts}) == 1
+
+
+def test_a_naive_engines_decode_rate_is_one_over_tpot_and_queueing_is_in_ttft() -> None:
+    with serving(Behaviour(ttft_s=0.01, itl_s=0.002, one_at_a_time=True)) as server:
+        p = measure(server, closed(3), Rule(3, 9, 9, 0, 20), batching=False)
+    assert p["decode_tok_per_s"] == pytest.approx(1 / p["tpot_mean_s"])
+    assert p["ttft_mean_s"] == pytest.approx(2 * (0.01 + 15 * 0.002) + 0.01, rel=0.25)
+    assert p["in_flight_mean"] == pytest.approx(3, rel=0.05)
+
+
+def test_tokens_are_counted_where_they_fall_not_where_requests_end() -> None:
+    # one request a client: warm-up ends at the first completion, the window holds the rest of the other streams
+    with serving(Behaviour(ttft_s=0.05, itl_s=0.01)) as server:
+        p = measure(server, closed(4), Rule(1, 8, 8, 0, 20), load=Load(jitter_s=0))
+    assert p["output_tok_per_s"] == pytest.approx(4 * TOKENS / 0.2, rel=0.2)
+
+
+def test_server_metrics_become_figures_and_a_series(tmp_path: Path) -> None:
+    with serving(Behaviour(ttft_s=0.02, itl_s=0.005)) as server:
+        p = measure(server, closed(2), Rule(2, 12, 12, 0, 20), tmp_path, load=Load(scrape_interval_s=0.05))
+    assert p["server_running_mean"] == pytest.approx(2, abs=0.5)
+    assert p["server_waiting_mean"] == 0 and p["cache_hit_share"] == 0 and p["preemptions"] == 0
+    assert p["server_prefill_mean_s"] == pytest.approx(0.02)
+    assert p["server_output_tokens"] == pytest.approx(p["client_output_tokens"], abs=4)
+    series = results.series_path(tmp_path, "s", "mock", "c0002").read_text().splitlines()
+    assert series[0].startswith("t_s,running,waiting,kv_cache_usage,prompt_tokens")
+    assert "waiting_capacity" in series[0] and len(series) > 5
+
+
+def test_a_server_without_metrics_leaves_them_unknown() -> None:
+    with serving(Behaviour(metrics=False)) as server:
+        p = measure(server, closed(1), Rule(1, 3, 3, 0, 20))
+    assert p["server_running_mean"] is None and p["cache_hit_share"] is None and p["requests"] == 3
+
+
+def test_a_row_that_cannot_be_written_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: results.RowWriter, row: Any) -> None:
+        raise ServebookError("cannot write: No space left on device", str(self.path))
+
+    monkeypatch.setattr(results.RowWriter, "write", full)
+    with serving() as server, pytest.raises(ServebookError, match="No space left"):
+        measure(server, closed(2), Rule(2, 4, 4, 0, 20), tmp_path)
+    assert results.read_points(tmp_path) == []
+
+
+def test_it_works_inside_a_running_event_loop() -> None:
+    async def cell(server: MockServer) -> tuple[dict[str, Any], dict[str, Any]]:
+        shared = {"url": server.url, "model": "mock", "vocab": range(100, 1000), "load": Load(), "slo": Slo()}
+        rule = Rule(1, 2, 2, 0, 20)
+        a = measure_point_sync(closed(1), run_dir=None, batching=True, rule=rule, **shared)
+        return a, await measure_point(closed(1), run_dir=None, batching=True, rule=rule, **shared)
+
+    with serving() as server:
+        assert [p["requests"] for p in asyncio.run(cell(server))] == [2, 2]
+
+
+def test_the_rule_grows_with_c_and_calibration_counts_exactly() -> None:
+    load = Load(min_requests=20, max_requests=400, warmup_requests=10)
+    assert rule_of(closed(4), load) == Rule(10, 20, 400, 10, 120)
+    big = rule_of(closed(300), load)
+    assert (big.warmup, big.min_requests, big.max_requests) == (300, 600, 1200)
+    fixed = PointSpec("calibration", "e", "p", "calibration", 32, 16, concurrency=1, fixed_requests=5)
+    assert rule_of(fixed, load, 30) == Rule(1, 5, 5, 0.0, 30, exactly=5)
+    with serving() as server:
+        p = measure(server, fixed, rule_of(fixed, load))
+    assert p["requests"] == 5 and p["stop_reason"] == "all 5 requests done"
+
+
+# --- open loop ---------------------------------------------------------------------------------------------------
+
+
+def arriving(rate: float, arrivals: str = "poisson") -> PointSpec:
+    return PointSpec("s", "mock", f"r{rate:.3f}", "arrival_rate", 32, TOKENS, rate_per_s=rate, arrivals=arrivals)
+
+
+def test_an_open_loop_counts_latency_from_the_scheduled_time_and_publishes_its_lag(tmp_path: Path) -> None:
+    with serving(Behaviour(ttft_s=0.01, itl_s=0.001)) as server:
+        p = measure(server, arriving(100, "constant"), Rule(5, 60, 60, 0, 20), tmp_path)
+    assert p["request_rate_per_s"] == pytest.approx(100, rel=0.05) and not p["saturated"]
+    assert p["schedule_lag_p99_s"] is not None
+    rows = results.read_rows(results.rows_path(tmp_path, "s", "mock", "r100.000"))
+    assert all(r["ttft_s"] == pytest.approx(r["first_s"] - r["scheduled_s"], abs=2e-6) for r in rows if r["ok"])
+
+
+def test_a_server_that_cannot_keep_up_is_saturated_and_its_slow_requests_are_not_left_out() -> None:
+    # one at a time, 40 ms each, against 50 arrivals a second: the wait grows by 15 ms with every arrival
+    with serving(Behaviour(ttft_s=0.01, itl_s=0.002, one_at_a_time=True)) as server:
+        p = measure(server, arriving(50, "constant"), Rule(3, 20, 20, 0, 6))
+    assert p["saturated"] and p["verdict"] != "valid"
+    # 20 requests were served in the window while 40 arrived: every one that arrived is accounted for
+    assert p["requests"] + p["failures"] > 30 and p["e2e_p99_s"] > 1
+
+
+def test_replayed_arrivals_are_sent_when_they_were() -> None:
+    times = [0.0, 0.05, 0.3, 0.31]
+    with serving() as server:
+        p = measure(server, arriving(1), Rule(0, 4, 4, 0, 20), replay_s=times)
+        arrived = server.truth()["arrived_s"][1:]
+    assert p["requests"] == 4
+    assert np.diff(arrived) == pytest.approx(np.diff(times), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "shape", "variation"), [("constant", 1, 0), ("poisson", 1, 1), ("gamma", 4, 0.5), ("gamma", 0.25, 2)]
+)
+def test_schedules_have_their_rate_and_coefficient_of_variation(arrivals: str, shape: float, variation: float) -> None:
+    due = list(itertools.islice(schedule(arrivals, 5.0, 1, gamma_shape=shape), 20000))
+    gaps = np.diff(due)
+    assert gaps.mean() == pytest.approx(0.2, rel=0.05)
+    assert gaps.std() / gaps.mean() == pytest.approx(variation, abs=0.01 + 0.05 * variation)
+    assert due == list(itertools.islice(schedule(arrivals, 5.0, 1, gamma_shape=shape), 20000))
+    if arrivals != "constant":
+        assert due != list(itertools.islice(schedule(arrivals, 5.0, 2, gamma_shape=shape), 20000))
+
+
+# --- prompts -----------------------------------------------------------------------------------------------------
+
+
+def test_a_body_is_json_with_exactly_the_prompts_ids() -> None:
+    vocab = (5, 77, 31000, 151000)
+    prompts = Prompts(vocab, 50, "a", 1)
+    body = json.loads(Bodies(prompts, {"model": 'm"', "max_tokens": 3})(7))
+    assert body == {"prompt": prompts.ids(7), "model": 'm"', "max_tokens": 3}
+    assert len(body["prompt"]) == 50 and set(body["prompt"]) == set(vocab)
+
+
+def test_prompts_depend_on_every_label_and_the_index_and_on_nothing_else() -> None:
+    vocab = range(10, 5000)
+    a = Prompts(vocab, 20, 1, "s", "c0001")
+    assert a.ids(3) == Prompts(vocab, 20, 1, "s", "c0001").ids(3)
+    others = [Prompts(vocab, 20, 1, "s", "c0002").ids(3), Prompts(vocab, 20, 2, "s", "c0001").ids(3), a.ids(4)]
+    assert all(a.ids(3) != other for other in others)
+    assert min(min(a.ids(i)) for i in range(200)) >= 10

@@ -1,0 +1,71 @@
+"""Intervals and the drift test against processes whose truth is known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from servebook import stats
+
+
+def test_percentiles_and_means_of_nothing_are_none() -> None:
+    assert stats.percentile([], 50) is None and stats.mean([]) is None and stats.mean_interval([]) is None
+
+
+def test_percentile_is_linear_between_order_statistics() -> None:
+    assert stats.percentile([1, 2, 3, 4], 50) == 2.5
+    assert stats.percentile([10.0], 99) == 10
+
+
+def test_t95_matches_the_tables() -> None:
+    assert stats.t95(1) == 12.706 and stats.t95(30) == 2.042
+    assert stats.t95(60) == pytest.approx(2.000, abs=0.003) and stats.t95(10_000) == pytest.approx(1.960, abs=1e-3)
+
+
+def test_a_small_sample_gets_the_t_interval() -> None:
+    interval = stats.mean_interval([1.0, 2.0, 3.0])
+    assert interval and interval.mean == 2
+    assert interval.high == pytest.approx(2 + 4.303 * 1 / math.sqrt(3))
+    one = stats.mean_interval([1.0])
+    assert one and one.low is None and one.relative_half_width == math.inf
+
+
+def _coverage(values: np.ndarray, truth: float) -> float:
+    intervals = [stats.mean_interval(v) for v in values]
+    return float(
+        np.mean([i.low <= truth <= i.high for i in intervals if i and i.low is not None and i.high is not None])
+    )
+
+
+def test_the_interval_covers_independent_values_as_often_as_it_says() -> None:
+    values = np.random.default_rng(0).exponential(1.0, (400, 200))
+    assert 0.91 < _coverage(values, 1.0) < 0.99
+
+
+def test_the_interval_stays_honest_for_correlated_values() -> None:
+    rng = np.random.default_rng(1)
+    noise = rng.normal(size=(300, 400))
+    values = np.zeros_like(noise)
+    for k in range(1, 400):  # correlation 0.8 between neighbours: the plain interval would cover about half
+        values[:, k] = 0.8 * values[:, k - 1] + noise[:, k]
+    plain = 1.966 * values.std(axis=1, ddof=1) / math.sqrt(400)
+    assert np.mean(abs(values.mean(axis=1)) <= plain) < 0.6
+    assert _coverage(values, 0.0) > 0.85
+
+
+def test_percentile_intervals_are_seeded_and_cover() -> None:
+    values = np.random.default_rng(2).normal(10, 1, 500)
+    interval = stats.percentile_interval(values, 90)
+    assert interval == stats.percentile_interval(values, 90)
+    assert interval and interval[0] < 10 + 1.2816 < interval[1] and interval[1] - interval[0] < 0.5
+    assert stats.percentile_interval([1.0, 2.0], 99) is None
+
+
+def test_drift_sees_a_trend_and_ignores_noise() -> None:
+    rng = np.random.default_rng(3)
+    flat = [stats.drift(rng.normal(1, 0.2, 100)) for _ in range(200)]
+    assert np.mean([d != 0 for d in flat]) < 0.05
+    rising = stats.drift(np.linspace(1, 1.4, 100) + rng.normal(0, 0.02, 100))
+    assert rising == pytest.approx(0.2 / 1.2, rel=0.15)  # the halves' means are 1.1 and 1.3
+    assert stats.drift([1.0] * 10) is None
