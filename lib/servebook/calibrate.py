@@ -7,6 +7,7 @@ stays at its prior and is said so.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -272,7 +273,7 @@ def _check(point: Mapping[str, Any], shape: ModelShape, gpu: Gpu) -> dict[str, A
 def _contradictions(points: Sequence[Mapping[str, Any]]) -> None:
     """Raises ServebookError where two C = 1 points cannot both be true."""
     ordered = sorted(points, key=lambda p: p["prompt_tokens"])
-    for a, b in zip(ordered, ordered[1:], strict=False):
+    for a, b in itertools.pairwise(ordered):
         same = (a["prompt_tokens"], a["output_tokens"]) == (b["prompt_tokens"], b["output_tokens"])
         for key in ("ttft_mean_s", "tpot_mean_s"):
             if not (a.get(key) and b.get(key)):

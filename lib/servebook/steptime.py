@@ -2,10 +2,10 @@
 
     t = h + max(W/BW, F/R) + ω·min(W/BW, F/R) + prefill_attention/R_a + decode_attention
 
-W: weight bytes streamed, F: linear FLOPs and LM head of the step, BW = bandwidth share × datasheet, R = matmul share ×
-datasheet, R_a = attention share × datasheet. decode_attention is K/BW (K: KV bytes read) in a pure decode step; in a
-step that also prefills it is max(K/BW, rows · its FLOPs / R_a): FlashAttention-2 splits the KV and packs the query heads
-of a group only when the longest query is one token, so each decode token fills a query tile of `rows` rows.
+W: weight bytes streamed, F: linear FLOPs and LM head of the step, BW = bandwidth share × datasheet, R = matmul share
+× datasheet, R_a = attention share × datasheet. decode_attention is K/BW (K: KV bytes read) in a pure decode step; in a
+step that also prefills it is max(K/BW, rows · its FLOPs / R_a): FlashAttention-2 splits the KV and packs the query
+heads of a group only when the longest query is one token, so each decode token fills a query tile of `rows` rows.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def vllm_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object] | None 
     return {
         "bandwidth_share": Prior(0.80, 0.05, 0.5, 0.95, "streaming kernels reach 75–92 % of the datasheet's bandwidth"),
         "matmul_share": Prior(0.70, 0.10, 0.25, 0.95, "large GEMMs under a power cap reach 55–85 % of dense peak"),
-        "overlap_loss": Prior(0.30, 0.10, 0.0, 1.0, f"share of the shorter of reads and GEMM not hidden; {BOTH_TABLES}"),
+        "overlap_loss": Prior(0.30, 0.10, 0.0, 1.0, f"the shorter of reads and GEMM not hidden; {BOTH_TABLES}"),
         "attention_share": Prior(0.45, 0.10, 0.1, 0.8, "FlashAttention's causal prefill reaches 40–60 % of dense peak"),
         "mixed_rows": Prior(90, 10, 16, 128, tile) if tiled else Prior(1.2, 0.4, 1, 8, packed),
         "host_s": Prior(host, 0.3 * host, 0.0, 5 * host, "sampling, and ramps and tails of a layer's kernels", "s"),

@@ -1,0 +1,123 @@
+"""Why a predicted time is what it is: seconds by cause, which sum to it; the waterfall from what a roofline says."""
+
+from __future__ import annotations
+
+from .forecast import Outcome, Scenario, Times
+from .simulation import LogEntry, Result
+from .steptime import NaiveTimes, VllmTimes
+
+Parts = dict[str, float]
+
+
+def breakdown(scenario: Scenario, times: Times, outcome: Outcome, result: Result) -> dict[str, Parts]:
+    """{"tpot_s": parts, "ttft_s": parts}; each sums to the outcome's mean. result: simulated with log=True."""
+    if isinstance(times, NaiveTimes):
+        parts = _naive(scenario, times, result)
+    else:
+        parts = {"tpot_s": _per_token(times, result), "ttft_s": _first_token(times, result)}
+    for metric, total in (("tpot_s", outcome.tpot_s), ("ttft_s", outcome.ttft_s)):
+        # the log and the requests differ at the edges of the window: a small rest is scaled away
+        own = parts[metric]
+        explained = sum(own.values())
+        if explained > 0 and abs(explained / total - 1) < 0.03:
+            parts[metric] = {k: v * total / explained for k, v in own.items()}
+        else:
+            own["waiting_s"] = own.get("waiting_s", 0.0) + total - explained
+    return parts
+
+
+def _entries(result: Result) -> list[LogEntry]:
+    start, end = result.window
+    return [e for e in result.log if start <= e.end_s <= end]
+
+
+def _per_token(times: VllmTimes, result: Result) -> Parts:
+    """An output token's seconds: the parts of the steps, each step counted once for every token that it decodes."""
+    total: Parts = {}
+    tokens = 0
+    for e in _entries(result):
+        if not e.decodes:
+            continue
+        weight = e.steps * e.decodes
+        tokens += weight
+        for name, seconds in times.parts(e.decodes, e.kv_tokens, [c[1:] for c in e.chunks]).items():
+            total[name] = total.get(name, 0.0) + weight * seconds
+    renamed = {"prefill": "prefill_of_others"}
+    return {f"{renamed.get(n, n)}_s": v / max(tokens, 1) for n, v in total.items()}
+
+
+def _first_token(times: VllmTimes, result: Result) -> Parts:
+    """A first token's seconds: front end, queue, and the steps that computed its prompt (own share, others')."""
+    measured = {r.id for r in result.requests}
+    if not measured:
+        return {}
+    total = {
+        "front_end_s": sum(r.ready_s - r.sent_s for r in result.requests),
+        "queue_s": sum(r.scheduled_s - r.ready_s for r in result.requests),
+    }
+
+    def add(name: str, seconds: float) -> None:
+        total[name] = total.get(name, 0.0) + seconds
+
+    inside = 0.0
+    for e in result.log:
+        mine = [c for c in e.chunks if c[0] in measured]
+        if not mine:
+            continue
+        parts = times.parts(e.decodes, e.kv_tokens, [c[1:] for c in e.chunks])
+        new = sum(c[1] for c in e.chunks)
+        for c in mine:
+            share = c[1] / new
+            add("own_prefill_s", parts["prefill"] * share)
+            add("prefill_of_others_s", parts["prefill"] * (1 - share))
+            add("weights_s", parts["weights"])
+            add("decodes_of_others_s", parts["compute"] + parts["kv_reads"])
+            add("mixed_attention_s", parts["mixed_attention"])
+            add("host_s", parts["host"])
+            inside += sum(parts.values())
+    # between two chunks of a prompt others may hold the whole budget; a preempted prompt is computed twice
+    add("queue_s", sum(r.first_s - r.scheduled_s for r in result.requests) - inside)
+    return {n: v / len(measured) for n, v in total.items()}
+
+
+def _naive(scenario: Scenario, times: NaiveTimes, result: Result) -> dict[str, Parts]:
+    prompt, output = scenario.spec.prompt_tokens, scenario.spec.output_tokens
+    compute = prompt * times.token_s + times.sample_s
+    attention = times.prefill_attention(0, prompt)
+    first = {
+        "front_end_s": times.frontend(prompt),
+        "queue_s": result.mean("queue_s"),
+        "weights_s": times.weights_s,
+        "own_prefill_s": times.linear(compute) - times.weights_s + attention,
+    }
+    first["host_s"] = times.prefill(prompt) - first["weights_s"] - first["own_prefill_s"]
+    token = {f"{n}_s": v for n, v in times.parts(prompt, output).items()} if output > 1 else {}
+    return {"tpot_s": token, "ttft_s": first}
+
+
+LABELS = {
+    "weights_s": "reading weights",
+    "kv_reads_s": "reading KV",
+    "kv_recopy_s": "KV recopy",
+    "compute_s": "GEMMs not hidden",
+    "prefill_of_others_s": "prefill of others",
+    "mixed_attention_s": "mixed-step attention",
+    "own_prefill_s": "own prefill",
+    "decodes_of_others_s": "decodes of others",
+    "host_s": "host",
+    "queue_s": "queue",
+    "front_end_s": "front end",
+    "waiting_s": "waiting",
+}
+
+
+def waterfall(times: Times, parts: Parts) -> list[tuple[str, float]]:
+    """TPOT from "roofline says" to the prediction: [(label, seconds)], the first the start, summing to the prediction.
+
+    The start is weights and KV over the datasheet's bandwidth; what the bandwidth reached costs beyond that follows.
+    """
+    reads = parts.get("weights_s", 0.0) + parts.get("kv_reads_s", 0.0)
+    share = times.constants["bandwidth_share"]
+    steps = [("roofline says", reads * share), ("bandwidth reached", reads * (1 - share))]
+    rest = [(LABELS[n], v) for n, v in parts.items() if n not in ("weights_s", "kv_reads_s") and v]
+    return steps + sorted(rest, key=lambda p: -abs(p[1]))

@@ -1,0 +1,295 @@
+"""Every point of a run predicted with an 80 % interval, and frozen in ink before it is measured.
+
+Value: the simulation at the most probable constants, over several seeds. Interval: the simulation at constants drawn
+from their posterior, each draw with its own seed and about as many requests as are measured, and on top what the model
+itself gets wrong (DISCREPANCY, the size of its residuals on the two public tables); log-normal in each metric.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from . import __version__, explain, files, points, provenance
+from .calibrate import Z80, Calibration, calibrate
+from .errors import ServebookError
+from .forecast import Outcome, Scenario, Server, Times, average, capacity_per_s, server
+from .hardware import Gpu
+from .model import ModelShape
+from .params import ArrivalRateSweep, Load, NaiveEngine, RunParams, VllmEngine
+from .plan import plan, plan_text
+from .points import PointSpec
+
+__all__ = ["Forecaster", "freeze", "plan", "plan_text", "predict_published", "predict_run"]
+
+SEEDS = (1, 2)
+SAMPLES = 12
+# relative sd of what the form gets wrong: at C = 1 on a calibrated shape, and elsewhere
+DISCREPANCY = {"ttft_s": (0.02, 0.05), "tpot_s": (0.012, 0.035)}
+CPU_DISCREPANCY = 3.0  # a shared CPU varies that much more
+
+
+@dataclass
+class Forecaster:
+    """One engine, calibrated: predicts points. hit_share: prompts served from the prefix cache, by (sweep, point)."""
+
+    server: Server
+    calibration: Calibration
+    load: Load
+    samples: int = SAMPLES
+    seed: int = 1
+    learned_prompts: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.best: Times = self.server.times(self.calibration.constants)
+        self._drawn = [self.server.times(c) for c in self.calibration.samples(self.samples, self.seed)]
+
+    def point(self, spec: PointSpec, hit_share: float = 0.0) -> dict[str, Any]:
+        """The predicted point (schema in the README); fits False and no figures where the server cannot serve it."""
+        key = ("sweep", "engine", "point", "kind", "concurrency", "rate_per_s", "prompt_tokens", "output_tokens")
+        out: dict[str, Any] = {k: getattr(spec, k) for k in key}
+        refusal = self.server.refuses(spec.prompt_tokens, spec.output_tokens)
+        if refusal:
+            return out | {"metrics": {}, "wall_s": 0.0, "breakdown": {}, "fits": False, "note": refusal}
+        scenario = Scenario(self.server, spec, self.load, hit_share)
+        c = spec.concurrency or 8
+        count = None if spec.fixed_requests else max(120, 3 * c)
+        first = scenario.simulate(self.best, SEEDS[0], count, log=True)
+        outcomes = [scenario.summarize(first), *(scenario.outcome(self.best, s, count) for s in SEEDS[1:])]
+        central = average(outcomes)
+        few = max(40, c)
+        drawn = [scenario.outcome(t, 100 + i, few) for i, t in enumerate(self._drawn)]
+        parts = explain.breakdown(scenario, self.best, outcomes[0], first)
+        notes = [*self.server.notes]
+        if central.window_s >= self.load.max_seconds:
+            notes.append(f"cut off at max_seconds ({self.load.max_seconds:g} s)")
+        if central.preemptions:
+            notes.append("the KV pool overflows: requests are preempted and recomputed")
+        elif spec.concurrency and spec.concurrency > central.running_mean * 1.5 and not self.server.naive:
+            notes.append(f"only {central.running_mean:.0f} of {spec.concurrency} requests run at a time")
+        return out | {
+            "metrics": {m: self._interval(m, getattr(central, m), drawn, spec) for m in Outcome.METRICS},
+            "ttft_p99_s": central.ttft_p99_s,
+            "running_mean": central.running_mean,
+            "wall_s": central.window_s,
+            "breakdown": parts,
+            "waterfall": [list(step) for step in explain.waterfall(self.best, parts["tpot_s"])],
+            "fits": True,
+            "note": "; ".join(notes) or None,
+        }
+
+    def _interval(self, metric: str, value: float, drawn: Sequence[Outcome], spec: PointSpec) -> dict[str, float]:
+        values = [v for o in drawn if (v := getattr(o, metric)) > 0 and math.isfinite(v)]
+        if not values or not value > 0:
+            return {"value": value, "low": value, "high": value}
+        logs = [math.log(v) for v in values]
+        mean = sum(logs) / len(logs)
+        spread = math.sqrt(sum((x - mean) ** 2 for x in logs) / max(len(logs) - 1, 1))
+        half = Z80 * math.hypot(spread, self._discrepancy(metric, spec))
+        return {"value": value, "low": value * math.exp(-half), "high": value * math.exp(half)}
+
+    def _discrepancy(self, metric: str, spec: PointSpec) -> float:
+        alone = (spec.concurrency == 1 or self.server.naive) and spec.prompt_tokens in self.learned_prompts
+        at = 0 if alone else 1
+        if metric in DISCREPANCY:
+            share = DISCREPANCY[metric][at]
+        elif metric == "decode_tok_per_s":
+            share = DISCREPANCY["tpot_s"][at]
+        else:
+            share = max(d[at] for d in DISCREPANCY.values()) * 0.8
+        return share * (CPU_DISCREPANCY if self.server.gpu.is_cpu else 1.0)
+
+    def capacity(self, prompt_tokens: int, output_tokens: int) -> float | None:
+        """Requests/s at saturation; None where the server cannot serve such a request."""
+        if self.server.refuses(prompt_tokens, output_tokens):
+            return None
+        return capacity_per_s(self.server, self.best, prompt_tokens, output_tokens)
+
+
+def forecaster(
+    params: RunParams,
+    name: str,
+    shape: ModelShape,
+    gpu: Gpu,
+    *,
+    facts: Mapping[str, Any] | None = None,
+    measured: Sequence[Mapping[str, Any]] = (),
+    samples: int = SAMPLES,
+) -> Forecaster:
+    """One engine of a run, calibrated on its measured points (none: from the datasheet)."""
+    engine = params.engines[name]
+    known = dict(facts or {})
+    if isinstance(engine, VllmEngine) and engine.enforce_eager:
+        known.setdefault("cuda_graphs", False)
+    s = server(name, engine, shape, gpu, known)
+    kind = "naive" if isinstance(engine, NaiveEngine) else "vllm"
+
+    def simulated(times: Times, point: Mapping[str, Any]) -> tuple[float, float]:
+        c = int(point["concurrency"])
+        spec = PointSpec("", name, "", "concurrency", int(point["prompt_tokens"]), int(point["output_tokens"]), c)
+        o = average([Scenario(s, spec, params.load).outcome(times, seed, max(60, 3 * c)) for seed in SEEDS])
+        return o.ttft_s, o.tpot_s
+
+    own = [p for p in measured if p.get("engine") in (None, name)]
+    calibration = calibrate(
+        kind, shape, gpu, own, facts=known, budget=s.config.max_num_batched_tokens, gpus=s.gpus, simulated=simulated
+    )
+    prompts = frozenset(int(p["prompt_tokens"]) for p in own) if calibration.stage == "calibrated" else frozenset()
+    return Forecaster(s, calibration, params.load, samples, params.load.seed, prompts)
+
+
+def predict_run(
+    params: RunParams,
+    shape: ModelShape,
+    gpu: Gpu,
+    *,
+    facts: Mapping[str, Mapping[str, Any]] | None = None,
+    calibration: Sequence[Mapping[str, Any]] | None = None,
+    engines: Sequence[str] | None = None,
+    n_samples: int = SAMPLES,
+) -> dict[str, Any]:
+    """Predict every point of the run, for all engines or those named.
+
+    facts: {engine: what it said of itself}. calibration: measured C = 1 points, which each engine learns from. Returns
+    {"points": [...], "constants": {engine: ...}, "capacity_per_s": {"sweep/engine": requests/s that shares are of},
+    "servers": {engine: limits}, "inputs": what all of it follows from}.
+    """
+    out: dict[str, Any] = {"points": [], "constants": {}, "capacity_per_s": {}, "servers": {}}
+    for name in engines or params.engines:
+        measured = [p for p in calibration or () if p.get("engine") == name]
+        f = forecaster(params, name, shape, gpu, facts=(facts or {}).get(name), measured=measured, samples=n_samples)
+        out["constants"][name] = f.calibration.as_dict()
+        out["servers"][name] = _limits(f.server)
+        specs = points.calibration_points(params, name)
+        for sweep, s in params.sweeps.items():
+            capacity = None
+            if isinstance(s, ArrivalRateSweep) and (s.engines is None or name in s.engines):
+                capacity = f.capacity(s.prompt_tokens, s.output_tokens)
+                if capacity is not None:
+                    capacity = round(capacity, 4)
+                    out["capacity_per_s"][f"{sweep}/{name}"] = capacity
+            specs += points.sweep_points(params, sweep, name, capacity)
+        out["points"] += [f.point(spec) for spec in specs]
+    out["inputs"] = _inputs(params, shape, gpu, facts, calibration)
+    return out
+
+
+def predict_published(
+    params: RunParams,
+    shape: ModelShape,
+    gpu: Gpu,
+    measured: Sequence[Mapping[str, Any]],
+    facts: Mapping[str, Any] | None = None,
+    *,
+    n_samples: int = SAMPLES,
+) -> dict[str, Any]:
+    """Predict points that somebody measured, learning from those at C = 1 only. facts: {"engines": {name: …}} or
+    {name: …}. A point's cache_hit_share is taken as the share of its prompts that the prefix cache held. Points come
+    back in the order given."""
+    by_engine = (facts or {}).get("engines", facts or {})
+    out: dict[str, Any] = {"points": [], "constants": {}, "capacity_per_s": {}, "servers": {}}
+    predicted: dict[int, dict[str, Any]] = {}
+    for name in dict.fromkeys(str(p["engine"]) for p in measured):
+        if name not in params.engines:
+            raise ServebookError(
+                f"the measured engine {name!r} is not in the parameters",
+                "engines",
+                f"There are {', '.join(params.engines)}",
+            )
+        own = [p for p in measured if p["engine"] == name]
+        alone = [p for p in own if p.get("concurrency") == 1]
+        unique = {(p["prompt_tokens"], p["output_tokens"]): p for p in alone}
+        f = forecaster(
+            params, name, shape, gpu, facts=by_engine.get(name), measured=list(unique.values()), samples=n_samples
+        )
+        out["constants"][name] = f.calibration.as_dict()
+        out["servers"][name] = _limits(f.server)
+        for p in own:
+            spec = PointSpec(
+                str(p["sweep"]), name, str(p["point"]), p.get("kind") or "concurrency", int(p["prompt_tokens"]),
+                int(p["output_tokens"]), int(p["concurrency"]),
+            )  # fmt: skip
+            predicted[id(p)] = f.point(spec, p.get("cache_hit_share") or 0.0)
+    out["points"] = [predicted[id(p)] for p in measured]
+    out["inputs"] = _inputs(params, shape, gpu, facts, list(measured))
+    return out
+
+
+def _limits(s: Server) -> dict[str, Any]:
+    return {
+        "kind": s.kind, "max_num_batched_tokens": s.config.max_num_batched_tokens,
+        "max_num_seqs": s.config.max_num_seqs, "max_model_len": s.max_model_len, "kv_cache_tokens": s.kv_tokens, "kv_cache_source": s.kv_source,
+        "async_scheduling": s.config.async_scheduling, "problem": s.problem,
+    }  # fmt: skip
+
+
+def _inputs(params: RunParams, shape: ModelShape, gpu: Gpu, facts: Any, calibration: Any) -> dict[str, Any]:
+    keep = (
+        "sweep", "engine", "point", "concurrency", "prompt_tokens", "output_tokens", "ttft_mean_s", "tpot_mean_s",
+        "server_prefill_mean_s", "server_queue_mean_s", "cache_hit_share", "started_at",
+    )  # fmt: skip
+    return {
+        "params": params.model_dump(mode="json"),
+        "shape": asdict(shape),
+        "gpu": asdict(gpu),
+        "facts": {k: dict(v) if isinstance(v, Mapping) else v for k, v in (facts or {}).items()},
+        "calibration": [{k: p.get(k) for k in keep} for p in calibration or ()],
+    }
+
+
+def freeze(run_dir: Path, stage: str, prediction: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a prediction into predictions.json and return the entry; a stage that a measurement has overtaken is kept.
+
+    stage: "datasheet" or "calibrated:<engine>". Once a point that the stage predicts is measured (for a calibrated
+    stage: one of that engine beyond its calibration), the entry frozen before stands and is returned; so do the same
+    inputs. An entry written although such a point exists says `late`: it is no prediction in ink.
+    """
+    path = run_dir / "predictions.json"
+    stored = files.read_json(path) or {"frozen": []}
+    before = next((e for e in reversed(stored["frozen"]) if e["stage"] == stage), None)
+    digest = provenance.sha256(prediction["inputs"])
+    if before is not None and before["inputs_sha256"] == digest:
+        return before
+    overtaken = _measured_since(run_dir, stage)
+    if overtaken and before is not None:
+        return before
+    entry: dict[str, Any] = {
+        "stage": stage,
+        "time_utc": provenance.now_utc(),
+        "inputs_sha256": digest,
+        "servebook_version": __version__,
+        "late": bool(overtaken),  # nothing had been frozen before the first measurement
+        "constants": prediction["constants"],
+        "capacity_per_s": prediction["capacity_per_s"],
+        "servers": prediction["servers"],
+        "points": prediction["points"],
+    }
+    entry = _finite(entry)
+    stored["frozen"].append(entry)
+    files.write_json(path, stored)
+    return entry
+
+
+def _measured_since(run_dir: Path, stage: str) -> bool:
+    """Whether a point that the stage predicts without having seen it is complete."""
+    engine = stage.partition(":")[2]
+    for point in (run_dir / "requests").glob("*/*/*.json"):
+        sweep, name = point.parts[-3], point.parts[-2]
+        if point.name == "stopped.json" or (engine and (name != engine or sweep == points.CALIBRATION)):
+            continue
+        return True
+    return False
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: what is not finite becomes null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value
