@@ -150,6 +150,7 @@ class Scenario:
     spec: PointSpec
     load: LoadParams
     hit_share: float = 0.0  # share of prompts whose tokens are already in the prefix cache
+    running_gauge: bool = False  # decode rate by vLLM's running gauge, as in the posts; else in flight − waiting gauge
 
     @cached_property
     def prompts(self) -> Sequence[Prompt]:
@@ -188,10 +189,10 @@ class Scenario:
     def summarize(self, result: Result) -> Outcome:
         ttft, tpot = result.mean("ttft_s"), result.mean("tpot_s")
         rate = len(result.requests) / result.seconds if result.seconds > 0 else math.nan
-        if self.spec.rate_per_s is not None and result.requests:
-            rate = len(result.requests) / max(result.seconds, 1e-9)
         tpot = 0.0 if math.isnan(tpot) else tpot
-        running = 1.0 if self.server.naive else result.running_mean
+        in_flight = rate * result.mean("e2e_s")
+        running = result.running_mean if self.running_gauge else in_flight - result.waiting_mean
+        running = 1.0 if self.server.naive else running
         firsts = sorted(r.first_s - r.sent_s for r in result.requests)
         return Outcome(
             ttft, tpot, result.mean("e2e_s"), rate, rate * self.spec.output_tokens, running / tpot if tpot else 0.0,

@@ -71,13 +71,14 @@ class LogEntry(NamedTuple):
 
 @dataclass
 class Result:
-    """Measured requests in the order they ended, and the window's figures. running_mean is what vLLM's gauge shows:
-    it is set when a step has been processed, so a request is not in it before its first step ends."""
+    """Measured requests in the order they ended, and the window's figures. running_mean and waiting_mean are what
+    vLLM's gauges show: set when a step has been processed, so a request is not in them before a step has ended."""
 
     requests: list[Request]
     window: tuple[float, float]
     wall_s: float
     running_mean: float
+    waiting_mean: float
     preemptions: int = 0
     complete: bool = True  # every request that was asked for was measured
     log: list[LogEntry] = field(default_factory=list)
@@ -166,7 +167,7 @@ class _Clients:
         jitter = min(load.jitter_s, load.jitter_cap * self._e2e_sum / self.ended)
         self._send(at + load.gap_s + self.rng.uniform(0, jitter), r.client)
 
-    def result(self, wall_s: float, gauge: list[tuple[float, int]], **more: Any) -> Result:
+    def result(self, wall_s: float, gauge: list[tuple[float, int, int]], **more: Any) -> Result:
         load, start, end = self.load, self.window_start, self.last_s
         if load.concurrency is None:
             inside = [r.sent_s for r in self.measured]
@@ -175,18 +176,22 @@ class _Clients:
         else:
             complete = len(self.measured) >= load.requests
         start = min(start, end) if start == start else end
-        return Result(self.measured, (start, end), wall_s, _time_mean(gauge, start, end), complete=complete, **more)
+        running, waiting = _time_means(gauge, start, end)
+        return Result(self.measured, (start, end), wall_s, running, waiting, complete=complete, **more)
 
 
-def _time_mean(gauge: list[tuple[float, int]], start: float, end: float) -> float:
-    """Mean over [start, end] of a step function given as (since, value)."""
+def _time_means(gauge: list[tuple[float, int, int]], start: float, end: float) -> tuple[float, float]:
+    """Means over [start, end] of two step functions given as (since, value, value)."""
     if end <= start:
-        return 0.0
-    area, held, since = 0.0, 0, 0.0
-    for at, level in [*gauge, (end, 0)]:
-        area += held * max(0.0, min(at, end) - max(since, start))
-        held, since = level, at
-    return area / (end - start)
+        return 0.0, 0.0
+    running = waiting = 0.0
+    last = (0.0, 0, 0)
+    for entry in [*gauge, (end, 0, 0)]:
+        span = max(0.0, min(entry[0], end) - max(last[0], start))
+        running += last[1] * span
+        waiting += last[2] * span
+        last = entry
+    return running / (end - start), waiting / (end - start)
 
 
 def simulate(config: SchedulerConfig, times: StepTimes, load: Load, *, skip: bool = True, log: bool = False) -> Result:
@@ -199,10 +204,9 @@ def simulate(config: SchedulerConfig, times: StepTimes, load: Load, *, skip: boo
     queue: deque[tuple[Step, float]] = deque()
     ready: list[tuple[float, int, Request]] = []  # requests past the front end
     entries: list[LogEntry] = []
-    gauge: list[tuple[float, int]] = []
+    gauge = [(0.0, 0, 0)]
     frontend_free = now = gpu_free = 0.0
     frontend, due = times.frontend, clients.due
-    running = 0
 
     while not clients.over and now <= load.max_seconds:
         while due and (due[0][0] <= now or not ready):
@@ -262,9 +266,9 @@ def simulate(config: SchedulerConfig, times: StepTimes, load: Load, *, skip: boo
                 r.first_s = now
         for r in scheduler.update(step):
             clients.done(r, now)
-        if len(scheduler.running) != running:
-            running = len(scheduler.running)
-            gauge.append((now, running))
+        running, waiting = len(scheduler.running), len(scheduler.waiting)
+        if (running, waiting) != gauge[-1][1:]:
+            gauge.append((now, running, waiting))
     return clients.result(min(now, load.max_seconds), gauge, preemptions=scheduler.preemptions, log=entries)
 
 
@@ -303,7 +307,7 @@ class ServiceTimes(Protocol):
 
 def simulate_naive(times: ServiceTimes, load: Load) -> Result:
     """One request at a time, first come first served. Open loop with equal requests: an M/D/1 queue."""
-    clients, gauge, free = _Clients(load), [(0.0, 1)], 0.0
+    clients, gauge, free = _Clients(load), [(0.0, 1, 0)], 0.0
     cost: dict[tuple[int, int], tuple[float, float, float]] = {}
     while not clients.over and clients.due:
         sent, _, r = heapq.heappop(clients.due)
