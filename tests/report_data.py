@@ -1,4 +1,4 @@
-"""Synthetic runs for the chart, score and report tests: shapes as the run folder holds them, values from closed forms."""
+"""Synthetic runs for the chart, score and report tests: the run folder's shapes, values from closed forms."""
 
 from __future__ import annotations
 
@@ -100,7 +100,15 @@ def predictions(rows: list[dict]) -> dict[str, Any]:
             entries.append(
                 {k: row[k] for k in conditions}
                 | {"metrics": metrics, "wall_s": 30.0, "fits": True, "note": ""}
-                | {"breakdown": {"weights_s": 0.020, "kv_s": 0.004, "compute_s": 0.003, "host_s": 0.002, "queue_s": 0.0}}
+                | {
+                    "breakdown": {
+                        "weights_s": 0.020,
+                        "kv_s": 0.004,
+                        "compute_s": 0.003,
+                        "host_s": 0.002,
+                        "queue_s": 0.0,
+                    }
+                }
             )
         return {
             "stage": name, "time_utc": "2026-01-02T03:00:00Z", "inputs_sha256": "ab" * 32, "servebook_version": "0.1",
@@ -196,7 +204,9 @@ def notebook(path: Path, cells: list[Any]) -> Path:
         if isinstance(cell, str):
             made = nbformat.v4.new_markdown_cell(cell)
         else:
-            made = nbformat.v4.new_code_cell(cell[0], execution_count=k, outputs=[nbformat.from_dict(o) for o in cell[1]])
+            made = nbformat.v4.new_code_cell(
+                cell[0], execution_count=k, outputs=[nbformat.from_dict(o) for o in cell[1]]
+            )
         made["id"] = f"cell{k}"
         book.cells.append(made)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -224,11 +234,19 @@ def notebooks(folder: Path, rows: list[dict]) -> list[Path]:
             }
         ]
     }  # fmt: skip
-    stream = {"output_type": "stream", "name": "stdout", "text": f"\x1b[32mready\x1b[0m\n 50%|##   | 5/10 [00:01<00:01,  4.9it/s]\n{NASTY}\n"}
+    stream = {
+        "output_type": "stream",
+        "name": "stdout",
+        "text": f"\x1b[32mready\x1b[0m\n 50%|##   | 5/10 [00:01<00:01,  4.9it/s]\n{NASTY}\n",
+    }
     noise = {"output_type": "stream", "name": "stderr", "text": "Warning: only for the terminal\n"}
     foreign = {
         "output_type": "display_data", "metadata": {},
-        "data": {"text/html": f"<table><thead><tr><th></th><th>a</th></tr></thead><tbody><tr><td onclick='x()'>1</td><td>2</td></tr></tbody></table>{NASTY}<img src='https://example.com/a.png'>", "text/plain": "a"},
+        "data": {
+            "text/html": "<table><thead><tr><th></th><th>a</th></tr></thead><tbody><tr><td onclick='x()'>1</td>"
+            f"<td>2</td></tr></tbody></table>{NASTY}<img src='https://example.com/a.png'>",
+            "text/plain": "a",
+        },
     }  # fmt: skip
     widget = {
         "output_type": "display_data", "metadata": {},
@@ -240,21 +258,24 @@ def notebooks(folder: Path, rows: list[dict]) -> list[Path]:
         "$$\\mathrm{bytes} = W + B\\,T\\,k, \\qquad \\mathrm{TPOT} \\ge \\frac{W + B T k}{\\mathrm{BW}}$$\n\n"
         "Code such as `cost = \"$5 and $6\"` stays code.\n\n| | bytes |\n|---|---:|\n| KV per token | 57,344 |\n"
         "| weights | 14.14e9 |\n\n<!-- hidden -->\nSee [the sweep](03_concurrency.ipynb).",
-        ("facts = book.all_facts()  # what the servers said\nfor name in facts:\n    print(name)", [stream, noise, output(tables.facts_table(facts))]),
+        ("facts = book.all_facts()  # what the servers said\nfor name in facts:\n    print(name)",
+         [stream, noise, output(tables.facts_table(facts))]),
     ])  # fmt: skip
     throughput = charts.throughput(rows, frozen, "c512")
     third = notebook(folder / "03_concurrency.ipynb", [
         "# Concurrency sweep\n\n## Charts 1a, 2 and 3",
         ("show(charts.throughput(points, predictions, 'c512'))", [output(throughput)]),
         ("show(charts.latencies(points, predictions, 'c512'))", [output(charts.latencies(rows, frozen, "c512"))]),
-        ("show(charts.latency_throughput(points, predictions, 'c512'))", [output(charts.latency_throughput(rows, frozen, "c512"))]),
+        ("show(charts.latency_throughput(points, predictions, 'c512'))",
+         [output(charts.latency_throughput(rows, frozen, "c512"))]),
         ("show(charts.distributions(requests, 'c512'))", [output(charts.distributions(requests(rows), "c512"))]),
         ("points_table", [output(tables.points_table(rows, "c512")), foreign, widget]),
     ])  # fmt: skip
     post = notebook(folder / "08_post.ipynb", [
         f"# Serving Qwen2.5-7B on an A40, predicted first\n\nA note from outside: {NASTY}",
         ("claim", [output(tables.claim(rows, scores))]),
-        ("headline", [output(tables.headline(rows, scores, hardware="NVIDIA A40, driver 560.35", versions="vLLM 0.32, Transformers 4.57"))]),
+        ("headline", [output(tables.headline(
+            rows, scores, hardware="NVIDIA A40, driver 560.35", versions="vLLM 0.32, Transformers 4.57"))]),
         "## What was predicted and what came out",
         ("show(charts.throughput(points, predictions, 'c512'))", [output(throughput)]),
         ("show(charts.predicted_vs_measured(scores))", [output(charts.predicted_vs_measured(scores))]),

@@ -65,18 +65,16 @@ def prediction_frame(predictions: Mapping[str, Any] | Iterable[Mapping[str, Any]
     """
     if isinstance(predictions, pd.DataFrame):
         return predictions
-    entries = predictions["frozen"] if isinstance(predictions, Mapping) else list(predictions)
+    entries: list[Any] = list(predictions["frozen"] if isinstance(predictions, Mapping) else predictions)
     if entries and "points" not in entries[0]:
         entries = [{"stage": "predicted", "points": entries}]
     rows = []
     for entry in entries:
         for point in entry["points"]:
             regimes = point.get("breakdown") or {}
-            for metric, value in (point.get("metrics") or {}).items():
-                if isinstance(value, Mapping):
-                    value, low, high = value.get("value"), value.get("low"), value.get("high")
-                else:
-                    low = high = None
+            for metric, said in (point.get("metrics") or {}).items():
+                span = said if isinstance(said, Mapping) else {"value": said}
+                value, low, high = span.get("value"), span.get("low"), span.get("high")
                 if value is None:
                     continue
                 rows.append(
@@ -127,8 +125,8 @@ def measured_frame(points: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.Dat
         low, high = interval or (f"{metric}_ci_low", f"{metric}_ci_high")
         part = frame[[*KEY, *CONDITIONS, "verdict"]].copy()
         part["metric"], part["measured"], part["n"] = metric, values, frame["requests"]
-        part["measured_low"] = frame[low] if low in frame else np.nan
-        part["measured_high"] = frame[high] if high in frame else np.nan
+        part["measured_low"] = frame.get(low, np.nan)
+        part["measured_high"] = frame.get(high, np.nan)
         parts.append(part.dropna(subset=["measured"]))
     parts = [p for p in parts if len(p)] or parts[:1]
     return pd.concat(parts, ignore_index=True)

@@ -1,4 +1,4 @@
-"""Figures that explain: roofline with both engines' steps, waterfall of a point's time, saturation curve, all scores."""
+"""Figures that explain: roofline with the engines' steps, waterfall of a point's time, saturation curve, all scores."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def roofline(
             found.append(f"{engine}'s {phase} steps lie {side} and reach {reach} of the roof")
             alt.append(f"{engine} {phase}: " + "; ".join(
                 f"{r['label']}: {words.number(r['intensity'])} FLOP/byte, {words.number(r['rate'])} TFLOP/s, "
-                f"{words.percent(s)} of the roof" for (_, r), s in zip(own.iterrows(), share, strict=True)) + ".")  # fmt: skip
+                f"{words.percent(s)} of the roof" for (_, r), s in zip(own.iterrows(), share, strict=True)
+            ) + ".")  # fmt: skip
             for _, row in own.iloc[[0, -1] if len(own) > 1 else [0]].iterrows():
                 if (phase, row["label"]) in named:  # the engines' steps of one kind lie close together
                     continue
@@ -223,7 +224,7 @@ def saturation(
 
 @chart
 def predicted_vs_measured(canvas: Canvas, scores: pd.DataFrame, *, id: str = "predicted-vs-measured") -> Figure:
-    """Every score of the run: measured ÷ predicted, one row a metric, one mark a point, from each engine's best stage."""
+    """Every score of the run: measured ÷ predicted, one row a metric, one mark a point, each engine's best stage."""
     rows = score.final(scores) if len(scores) else scores
     figure, [(ax, _)] = canvas.panels(1, height=0.9 + 0.42 * max(2, rows["metric"].nunique() if len(rows) else 2))
     title = "Every prediction against its measurement"

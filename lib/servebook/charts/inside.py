@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -59,7 +61,9 @@ def distributions(
             "palette": [styles[e].colour for e in engines], "ax": ax, "legend": False,
         }  # fmt: skip
         if len(rows):
-            sns.boxplot(**look, whis=(5, 95), showfliers=False, width=0.7, linewidth=0.9, fill=False, gap=0.15)
+            with warnings.catch_warnings():  # seaborn 0.13 passes an argument that matplotlib 3.11 deprecates
+                warnings.simplefilter("ignore", mpl.MatplotlibDeprecationWarning)
+                sns.boxplot(**look, whis=(5, 95), showfliers=False, width=0.7, linewidth=0.9, fill=False, gap=0.15)
             y_axis(ax, label, "s", log=True)
         ax.set_xlabel("Concurrency, requests in flight" if by == "concurrency" else by.replace("_", " "))
         ax.set_xticks(range(len(order)), [words.number(v) for v in order])
@@ -93,6 +97,20 @@ def _swatch(colour: str, label: str) -> Any:
     return Patch(facecolor="none", edgecolor=colour, linewidth=1.5, label=label)
 
 
+def _rates(frame: pd.DataFrame) -> pd.DataFrame:
+    """A stored series with counters turned into rates between scrapes; other columns under this module's names."""
+    frame = frame.rename(columns={"t_s": "time_s", "kv_cache_usage": "kv_usage"})
+    if "time_s" not in frame:
+        return frame
+    frame = frame.sort_values("time_s")
+    passed = frame["time_s"].diff()
+    for counter, rate in (("prompt_tokens", "prompt_tok_per_s"), ("generation_tokens", "generation_tok_per_s")):
+        if counter in frame and rate not in frame:
+            grown = frame[counter].diff()
+            frame[rate] = (grown / passed).where((passed > 0) & (grown >= 0))  # a restart sets a counter back
+    return frame
+
+
 @chart
 def server_series(
     canvas: Canvas,
@@ -104,9 +122,10 @@ def server_series(
 ) -> Figure:
     """The server's own counters over time: running and waiting requests, KV use, prompt and generation rates.
 
-    series: rows of time_s and any of running, waiting, kv_usage (share), prompt_tok_per_s, generation_tok_per_s.
+    series: rows of time_s and any of running, waiting, kv_usage (share), prompt_tok_per_s, generation_tok_per_s; or
+    a stored series (results.series_frame: t_s, kv_cache_usage and token counters), whose rates are taken here.
     """
-    frame = pd.DataFrame(series) if not isinstance(series, pd.DataFrame) else series
+    frame = _rates(pd.DataFrame(series) if not isinstance(series, pd.DataFrame) else series)
     frame = frame.dropna(subset=["time_s"]).sort_values("time_s") if len(frame) else frame
     known = [c for c in SERIES if c in frame and frame[c].notna().any()]
     panels = [*dict.fromkeys(SERIES[c][0] for c in known)]

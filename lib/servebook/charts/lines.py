@@ -191,7 +191,12 @@ def key(ax: Axes, data: Data, narrow: bool, extra: Sequence[Any] = (), band: boo
         if band and data.predicted["low"].notna().any():
             entries.append(Patch(color=ink, alpha=0.2, linewidth=0, label="80 % interval"))
     if (data.points["verdict"] == "suspect").any():
-        hollow = {"marker": "o", "markerfacecolor": LIGHT["paper"], "linestyle": "none", "markersize": 5}
+        hollow: dict[str, Any] = {
+            "marker": "o",
+            "markerfacecolor": LIGHT["paper"],
+            "linestyle": "none",
+            "markersize": 5,
+        }
         entries.append(Line2D([], [], color=ink, label="suspect", **hollow))
     if (data.points["verdict"] == "invalid").any():
         entries.append(Line2D([], [], color=LIGHT["bad"], marker="x", linestyle="none", label="failed"))

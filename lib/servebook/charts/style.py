@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from .words import label, number
+from .words import label, number, unbroken
 
 # name: (light, dark). Engine colours keep 4.5:1 against the paper in both themes.
 COLOURS = {
@@ -79,7 +81,9 @@ class Canvas:
         down = count // across if across == 1 else 1
         each = height + (0.95 if ratio else 0)
         figure = Figure(figsize=(NARROW_IN if self.narrow else WIDE_IN, each * down), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.05, h_pad=0.05, hspace=0.03, wspace=0.06)  # type: ignore[union-attr]
+        engine = figure.get_layout_engine()
+        assert isinstance(engine, ConstrainedLayoutEngine)
+        engine.set(w_pad=0.05, h_pad=0.05, hspace=0.03, wspace=0.06)
         rows = [height, 0.95] * down if ratio else [height] * down
         grid = figure.add_gridspec(len(rows), across, height_ratios=rows)
         pairs: list[tuple[Axes, Axes | None]] = []
@@ -133,7 +137,7 @@ def theme() -> Iterator[None]:
         "lines.markersize": 6,
         "figure.facecolor": LIGHT["paper"],
         "savefig.facecolor": LIGHT["paper"],
-        "axes.prop_cycle": mpl.cycler(color=[LIGHT[f"e{i}"] for i in range(5)]),
+        "axes.prop_cycle": cycler(color=[LIGHT[f"e{i}"] for i in range(5)]),
         "svg.fonttype": "none",
         "svg.hashsalt": "servebook",
         "path.simplify": True,
@@ -161,7 +165,7 @@ def text_of(figure: Figure) -> FigureText:
 
 def engine_styles(engines: Sequence[str]) -> dict[str, EngineStyle]:
     """Colour and marker by engine name: naive and vllm always the same, others by their order in the run."""
-    fixed = {"naive": 0, "vllm": 1}
+    fixed = {"naive": 0, "hf": 0, "vllm": 1}
     taken = {fixed[e] for e in engines if e in fixed}
     free = [i for i in range(5) if i not in taken and i not in (0, 1)] + [i for i in (0, 1) if i not in taken]
     styles = {}
@@ -171,9 +175,13 @@ def engine_styles(engines: Sequence[str]) -> dict[str, EngineStyle]:
     return styles
 
 
-def plain_log(axis: Any, values: Sequence[float], base: int = 2, room: int = 9) -> None:
-    """A log axis that carries the values themselves as labels: 1, 2, 4, 8 and not powers of ten."""
+def plain_log(axis: Any, values: Sequence[float], room: int = 9) -> None:
+    """A log axis that carries the values themselves as labels: 1, 2, 4, 8 and not powers of ten.
+
+    room: how many labels of up to three characters fit; longer ones get less.
+    """
     ticks = sorted(set(values))
+    room = max(3, room * 4 // max(4, *(len(label(t)) + 1 for t in ticks), 4))
     axis.axes.set(**{f"{axis.axis_name}scale": "log"}) if len(ticks) > 1 else None
     while len(ticks) > room:
         ticks = ticks[::-2][::-1]
@@ -341,9 +349,10 @@ def html_figure(figure: Figure) -> str:
     drawings = f'<div class="sb-wide">{svg(figure, text.id, naming)}</div>'
     if text.narrow is not None:
         drawings += f'<div class="sb-narrow" style="display:none">{svg(text.narrow, f"{text.id}-n", naming)}</div>'
-    note = f' <span class="sb-note">{html.escape(text.note)}</span>' if text.note else ""
+    note = f' <span class="sb-note">{html.escape(unbroken(text.note))}</span>' if text.note else ""
+    takeaway = f'<p class="sb-takeaway">{html.escape(unbroken(text.takeaway))}</p>'
     return (
-        f'<figure class="sb-figure" id="{id}"><p class="sb-takeaway">{html.escape(text.takeaway)}</p>{drawings}'
+        f'<figure class="sb-figure" id="{id}">{takeaway}{drawings}'
         f'<figcaption><b id="{id}-title">{html.escape(text.title)}.</b>{note}'
         f'<details class="sb-alt"><summary>The figure in words</summary><p id="{id}-alt">{html.escape(text.alt)}</p>'
         f"</details></figcaption></figure>"

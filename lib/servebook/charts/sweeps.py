@@ -36,7 +36,7 @@ def _empty(figure: Figure, ax: Any, id: str, title: str) -> Figure:
 
 def _finish_x(data: Data, x: str, pairs: list[tuple[Any, Any]], label: str, narrow: bool) -> None:
     for ax, below in pairs:
-        plain_log(ax.xaxis, data.xs(x), room=6 if narrow else 9)
+        plain_log(ax.xaxis, data.xs(x), room=8 if narrow or len(pairs) > 1 else 16)
         lines.finish_ratio(below, label, ax)
 
 
@@ -144,7 +144,8 @@ def latency_throughput(
         top = own.loc[own["output_tok_per_s"].idxmax()]
         found.append(
             f"{engine} peaks at {words.number(top['output_tok_per_s'])} output tok/s (C = {top['concurrency']:.0f}), "
-            f"where the median request takes {words.seconds(top['e2e_p50_s'])} and p99 {words.seconds(top['e2e_p99_s'])}"
+            f"where p50 of the request latency is {words.seconds(top['e2e_p50_s'])} and p99 "
+            f"{words.seconds(top['e2e_p99_s'])}"
         )
         alt.append(f"{engine}: " + "; ".join(
             f"C = {r['concurrency']:.0f}: {words.number(r['output_tok_per_s'])} tok/s at p50 "

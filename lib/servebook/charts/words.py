@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 
@@ -48,7 +49,7 @@ def quantity(value: float | None, unit: str) -> str:
     """`unit` "s" picks the unit that reads best; any other stands behind the number."""
     if unit == "s":
         return seconds(value)
-    return f"{number(value)} {unit}".rstrip()
+    return f"{number(value)}{'' if unit == '×' else ' '}{unit}".rstrip()
 
 
 def percent(share: float | None, signed: bool = False) -> str:
@@ -63,6 +64,14 @@ def times(ratio: float) -> str:
     if 0 < ratio < 0.5:
         return f"1/{number(1 / ratio, 2 if 1 / ratio < 100 else 3)} of"
     return f"{number(ratio, 2 if ratio < 100 else 3)}×"
+
+
+def unbroken(text: str) -> str:
+    """No line break between a number and its unit, nor inside "C = 16"."""
+    text = re.sub(r"\b([BC]) = (?=\d)", "\\1\u00a0=\u00a0", text)
+    return re.sub(
+        r"(?<=\d) (?=(?:%|µs|ms|s|min|h|tok/s|output tok/s|GB/s|TFLOP/s|kB|requests/s)(?!\w))", "\u00a0", text
+    )
 
 
 def listing(parts: Sequence[str], last: str = "and") -> str:

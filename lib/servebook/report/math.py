@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import html
 import re
+import xml.etree.ElementTree as ET
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import mistune
-from latex2mathml.converter import convert
+from latex2mathml.converter import convert_to_element
 from mistune.plugins.footnotes import footnotes
 from mistune.plugins.math import math
 from mistune.plugins.table import table, table_in_list
 
 SAFE_LINK = re.compile(r"(https?://|mailto:|#)", re.IGNORECASE)
+MATH_ATTRIBUTES = {
+    "xmlns", "display", "displaystyle", "scriptlevel", "mathvariant", "mathsize", "stretchy", "fence", "separator",
+    "accent", "minsize", "maxsize", "lspace", "rspace", "width", "height", "depth", "columnalign", "rowspacing",
+    "columnspacing", "columnlines", "rowlines", "linethickness", "linebreak", "notation", "form", "largeop",
+    "movablelimits", "symmetric",
+}  # fmt: skip
 DATA_IMAGE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\s]+")
 
 
 def mathml(tex: str, *, display: bool) -> str:
-    """TeX as MathML. What cannot be converted is shown as code, so that the page never shows bare TeX markup."""
+    """TeX as MathML. What cannot be converted is shown as code, so that bare TeX never stands among the prose."""
+    source = re.sub(r"\\(begin|end)\{aligned\}", r"\\\1{align*}", tex.strip())
     try:
-        return convert(tex.strip(), display="block" if display else "inline")
+        root = convert_to_element(source, display="block" if display else "inline")
     except Exception:  # the converter raises many kinds for bad TeX, IndexError among them
         return f"<code>{html.escape(tex.strip())}</code>"
+    # The converter's own serializer writes \text{<b>} as markup and keeps \href: escape and allow-list here
+    for node in root.iter():
+        node.text = html.unescape(node.text) if node.text else node.text
+        for name in [n for n in node.attrib if n not in MATH_ATTRIBUTES]:
+            del node.attrib[name]
+    if any("\\" in (node.text or "") for node in root.iter()):
+        return f"<code>{html.escape(tex.strip())}</code>"
+    return ET.tostring(root, encoding="unicode")
 
 
 def slug(text: str) -> str:

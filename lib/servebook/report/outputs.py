@@ -13,10 +13,12 @@ from bleach.css_sanitizer import CSSSanitizer
 
 from .math import DATA_IMAGE, Page, markdown, mathml, scroller
 
-TAGS = frozenset(
-    "a abbr b blockquote br caption code dd del details div dl dt em figcaption figure h3 h4 h5 h6 hr i img ins kbd li "
-    "mark ol p pre s small span strong sub summary sup table tbody td tfoot th thead tr u ul var".split()
-)
+TAGS = {
+    "a", "abbr", "b", "blockquote", "br", "caption", "code", "dd", "del", "details", "div", "dl", "dt", "em",
+    "figcaption", "figure", "h3", "h4", "h5", "h6", "hr", "i", "img", "ins", "kbd", "li", "mark", "ol", "p", "pre", "s",
+    "small", "span", "strong", "sub", "summary", "sup", "table", "tbody", "td", "tfoot", "th", "thead", "tr", "u", "ul",
+    "var",
+}  # fmt: skip
 ATTRIBUTES = {
     "*": ["class", "title", "style"],
     "a": ["href"],
@@ -70,8 +72,9 @@ def _output(output: Mapping[str, Any], renderer: Page) -> str:
         trace = terminal_text("\n".join(output.get("traceback", [])))
         head = html.escape(f"{output.get('ename', 'Error')}: {output.get('evalue', '')}")
         return (
-            f'<div class="sb-error" role="note"><p><b>This cell failed.</b> <code>{head}</code></p><details class="sb-code">'
-            f'<summary>Traceback</summary><pre tabindex="0">{html.escape(trace)}</pre></details></div>'
+            f'<div class="sb-error" role="note"><p><b>This cell failed.</b> <code>{head}</code></p>'
+            f'<details class="sb-code"><summary>Traceback</summary><pre tabindex="0">{html.escape(trace)}</pre>'
+            "</details></div>"
         )
     data = output.get("data", {})
     if "application/vnd.jupyter.widget-view+json" in data:
@@ -109,6 +112,8 @@ def sanitize(markup: str) -> str:
     clean = bleach.clean(
         markup, tags=TAGS, attributes=_allowed, protocols=["http", "https", "mailto", "data"], css_sanitizer=STYLES
     )
+    clean = re.sub(r"<img(?![^>]*\bsrc=)[^>]*>", "", clean)
+    clean = re.sub(r"<img(?![^>]*\balt=)", '<img alt=""', clean)
     clean = re.sub(r"<th\b[^>]*>\s*</th>", "<td></td>", clean)
     clean = re.sub(r"<th>", '<th scope="col">', clean)
     return re.sub(r"<table.*?</table>", lambda m: scroller(m[0], "Table"), clean, flags=re.DOTALL)
@@ -124,14 +129,12 @@ def _allowed(tag: str, name: str, value: str) -> bool:
 
 def unique_ids(markup: str, renderer: Page) -> str:
     """Give ids that the page already has a new name, here and where this markup refers to them."""
-    for old in dict.fromkeys(re.findall(r'\sid="([^"]+)"', markup)):
-        new = renderer.ids.new(old)
-        if new != old:
-            name = re.escape(old)
-            markup = re.sub(rf'(\sid="|href="#|url\(#){name}(?=["\)])', rf"\g<1>{new}", markup)
-            markup = re.sub(
-                r'(aria-(?:labelledby|describedby)=")([^"]*)"',
-                lambda m, o=old, n=new: m[1] + " ".join(n if w == o else w for w in m[2].split()) + '"',
-                markup,
-            )
-    return markup
+    new = {old: renderer.ids.new(old) for old in dict.fromkeys(re.findall(r'\sid="([^"]+)"', markup))}
+    if all(old == name for old, name in new.items()):
+        return markup
+    markup = re.sub(r'(\sid="|href="#|url\(#)([^")]+)', lambda m: m[1] + new.get(m[2], m[2]), markup)
+    return re.sub(
+        r'(aria-(?:labelledby|describedby)=")([^"]*)',
+        lambda m: m[1] + " ".join(new.get(word, word) for word in m[2].split()),
+        markup,
+    )

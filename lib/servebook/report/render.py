@@ -125,6 +125,7 @@ def chapter(path: Path, ids: Ids, anchors: Mapping[str, str], *, post: bool) -> 
             "servebook_hidden": lambda cell: bool(HIDDEN & set(cell["metadata"].get("tags", []))),
         },
     )
+    notebook.metadata["servebook_code_last"] = post  # in the post the result speaks first
     body, _ = exporter.from_notebook_node(notebook)
     return Chapter(title or path.stem.replace("_", " "), anchor, body, sections)
 

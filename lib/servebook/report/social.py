@@ -41,7 +41,8 @@ def social(points: Any, predictions: Any, run: dict[str, Any]) -> str:
         best = own.loc[own["output_tok_per_s"].idxmax()]
         span = ""
         if best["output_tok_per_s_ci_low"] > 0:
-            span = f" (95 % interval {words.number(best['output_tok_per_s_ci_low'])} to {words.number(best['output_tok_per_s_ci_high'])})"
+            low, high = (words.number(best[f"output_tok_per_s_ci_{end}"]) for end in ("low", "high"))
+            span = f" (95 % interval {low} to {high})"
         load = f"{best['rate_per_s']:g} requests/s" if best["rate_per_s"] > 0 else f"C = {best['concurrency']:.0f}"
         lines.append(
             f"- {engine}: at best {words.number(best['output_tok_per_s'])} output tok/s{span}, {load}, "

@@ -21,7 +21,7 @@ METRIC_NAMES = {
     "ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "Request latency", "output_tok_per_s": "Output tok/s",
     "decode_tok_per_s": "Decode tok/s", "request_rate_per_s": "Requests/s",
 }  # fmt: skip
-Format = Callable[[Any], "str | Html"]
+Format = Callable[[Any], Any]  # gives text, Html, or None for what is unknown
 
 
 class Html(str):
@@ -44,7 +44,12 @@ def esc(value: Any) -> str:
         return str(value)
     if value is None or (isinstance(value, float) and math.isnan(value)) or value is pd.NaT:
         return "–"
-    return html.escape(str(value))
+    return html.escape(words.unbroken(str(value)))
+
+
+def columns(values: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
+    """Columns as they are given: pandas' text type would make plain text of Html."""
+    return pd.DataFrame({name: pd.Series(list(v), dtype=object) for name, v in values.items()})
 
 
 def table(
@@ -53,18 +58,20 @@ def table(
     *,
     headers: Mapping[str, str] | None = None,
     formats: Mapping[str, Format] | None = None,
+    right: Sequence[str] = (),
     row_header: bool = True,
 ) -> Html:
     """A DataFrame's columns as an accessible table: caption, header cells with scope, numbers to the right.
 
-    headers: column to heading (columns left out keep their name); formats: column to a function of the value.
+    headers: column to heading (columns left out keep their name); formats: column to a function of the value;
+    right: further columns to set to the right.
     """
     headers, formats = headers or {}, formats or {}
-    right = {c for c in frame.columns if pd.api.types.is_numeric_dtype(frame[c]) or c in formats}
-    right -= set(frame.columns[:1])
+    numeric = {c for c in frame.columns if pd.api.types.is_numeric_dtype(frame[c]) and frame[c].dtype != bool}
+    to_right = (numeric | set(right)) - set(frame.columns[:1])
 
     def cls(column: str) -> str:
-        return ' class="sb-right"' if column in right else ""
+        return ' class="sb-right"' if column in to_right else ""
 
     head = "".join(f'<th scope="col"{cls(c)}>{esc(headers.get(c, str(c)))}</th>' for c in frame.columns)
     body = []
@@ -108,56 +115,60 @@ def verdict(name: str) -> Html:
 
 
 def verdict_table(scores: pd.DataFrame, *, full: bool = False, caption: str | None = None) -> Html:
-    """Predictions against measurements: one row per engine, stage and metric; with full, one per point as well."""
+    """Predictions against measurements: one row per engine and metric, the datasheet's error beside the calibrated
+    one; with full, one row per point of each engine's best stage."""
     if scores.empty:
         return Html("<p>No point was both predicted and measured.</p>")
+    best = score.final(scores)
     if full:
-        rows = score.final(scores)
-        return table(
-            pd.DataFrame({
-                "Point": [f"{r.sweep} {r.point}" for r in rows.itertuples()],
-                "Engine": rows["engine"],
-                "Metric": [METRIC_NAMES.get(m, m) for m in rows["metric"]],
-                "Predicted": [_with_range(r.predicted, r.low, r.high, _unit(r.metric)) for r in rows.itertuples()],
-                "Measured": [
-                    _with_range(r.measured, r.measured_low, r.measured_high, _unit(r.metric)) for r in rows.itertuples()
-                ],
-                "Error": [words.percent(e, signed=True) for e in rows["error_share"]],
-                "Verdict": [verdict(v) for v in rows["verdict"]],
-            }),
-            caption or "Every prediction with its 80 % interval, every measurement with its 95 % interval",
-            formats={c: _plain for c in ("Predicted", "Measured", "Error")},
-        )  # fmt: skip
-    rows = score.summary(scores, by=("engine", "metric", "stage"))
+        rows = list(best.itertuples())
+        shown = columns({
+            "Point": [f"{r.sweep}, {place(r)}" for r in rows],
+            "Engine": [r.engine for r in rows],
+            "Metric": [METRIC_NAMES.get(r.metric, r.metric) for r in rows],
+            "Predicted": [with_range(r.predicted, r.low, r.high, _unit(r.metric)) for r in rows],
+            "Measured": [with_range(r.measured, r.measured_low, r.measured_high, _unit(r.metric)) for r in rows],
+            "Error": [words.percent(r.error_share, signed=True) for r in rows],
+            "Verdict": [verdict(r.verdict) for r in rows],
+        })  # fmt: skip
+        text = "Every prediction with its 80 % interval, every measurement with its 95 % interval"
+        return table(shown, caption or text, right=("Predicted", "Measured", "Error"))
+    summary = score.summary(best, by=("engine", "metric"))
+    plain = score.summary(scores[scores["stage"] == "datasheet"], by=("engine", "metric"))
+    alone = {(r.engine, r.metric): r.mean_abs_error for r in plain.itertuples()}
     order = {m: i for i, m in enumerate(METRIC_NAMES)}
-    rows = rows.sort_values(
-        by=["engine", "metric", "stage"], key=lambda c: c.map(lambda v: order.get(v, v)) if c.name == "metric" else c
-    )
-    shown = pd.DataFrame({
-        "Metric": [METRIC_NAMES.get(m, m) for m in rows["metric"]], "Engine": rows["engine"],
-        "Prediction": [str(s).partition(":")[0] for s in rows["stage"]], "Points": rows["points"],
-        "Mean |error|": rows["mean_abs_error"].map(words.percent),
-        "Worst": [f"{words.percent(w, signed=True)}" for w in rows["worst_error"]],
-        "Inside 80 %": rows["inside_share"].map(words.percent),
-        "Verdict": [verdict(score.verdict(e)) for e in rows["mean_abs_error"]],
-        "Hit / near / miss": [f"{r.hit} / {r.near} / {r.miss}" for r in rows.itertuples()],
+    rows = sorted(summary.itertuples(), key=lambda r: (r.engine, order.get(r.metric, 99)))
+    shown = columns({
+        "Metric": [METRIC_NAMES.get(r.metric, r.metric) for r in rows], "Engine": [r.engine for r in rows],
+        "Points": [str(r.points) for r in rows],
+        "Mean error": [words.percent(r.mean_abs_error) for r in rows],
+        "From the datasheet alone": [words.percent(alone.get((r.engine, r.metric))) for r in rows],
+        "Worst": [words.percent(r.worst_error, signed=True) for r in rows],
+        "Inside 80 %": [words.percent(r.inside_share) for r in rows],
+        "Hit / near / miss": [f"{r.hit} / {r.near} / {r.miss}" for r in rows],
+        "Verdict": [verdict(score.verdict(r.mean_abs_error)) for r in rows],
     })  # fmt: skip
-    return table(
-        shown,
-        caption or "Verdicts by engine and metric: hit within 10 %, near within 25 %, else a miss",
-        formats={c: _plain for c in ("Mean |error|", "Worst", "Inside 80 %", "Hit / near / miss")},
-    )
+    text = "Verdicts by mean error: hit within 10 %, near within 25 %, else a miss; + means predicted too high"
+    numbers = ("Points", "Mean error", "From the datasheet alone", "Worst", "Inside 80 %", "Hit / near / miss")
+    return table(shown, caption or text, right=numbers)
 
 
-def _with_range(value: float, low: float, high: float, unit: str) -> Html:
+def place(row: Any) -> str:
+    """Where a point lies on its sweep, in words: C = 8, 0.5 requests/s, 2,048 prompt tokens."""
+    if pd.notna(row.rate_per_s) and row.rate_per_s > 0:
+        return f"{row.rate_per_s:g} requests/s"
+    if str(row.point).startswith("p"):
+        return f"{row.prompt_tokens:,.0f} prompt tokens"
+    return f"C = {row.concurrency:.0f}" if pd.notna(row.concurrency) else str(row.point)
+
+
+def with_range(value: float, low: float, high: float, unit: str) -> Html:
+    """A value with its interval in brackets, both in the value's unit."""
     shown = f'<span class="sb-nowrap">{esc(words.quantity(value, unit))}</span>'
     if np.isfinite(low) and np.isfinite(high):
-        shown += f' <span class="sb-soft sb-nowrap">[{esc(words.number(low))}, {esc(words.number(high))}]</span>'
-        if unit == "s" and value < 1:
-            shown = shown.replace(
-                f"[{esc(words.number(low))}, {esc(words.number(high))}]",
-                f"[{esc(words.number(low * 1e3))}, {esc(words.number(high * 1e3))}]",
-            )
+        scale = 1e3 if unit == "s" and value < 1 else 1.0
+        span = f"[{words.number(low * scale)}, {words.number(high * scale)}]"
+        shown += f' <span class="sb-soft sb-nowrap">{esc(span)}</span>'
     return Html(shown)
 
 
@@ -176,6 +187,7 @@ def points_table(points: Any, sweep: str, caption: str | None = None) -> Html:
     )
     name = {"rate_per_s": "Rate, requests/s", "prompt_tokens": "Prompt tokens", "concurrency": "C"}[x]
     rows = frame.sort_values(["engine", x])
+    each = list(rows.itertuples())
 
     def audit(row: Any) -> Html:
         look = {"valid": "hit", "suspect": "near", "invalid": "miss"}.get(row.verdict, "near")
@@ -183,23 +195,19 @@ def points_table(points: Any, sweep: str, caption: str | None = None) -> Html:
         more = f' <span class="sb-soft">{esc("; ".join(map(str, reasons)))}</span>' if reasons else ""
         return Html(f'<span class="sb-verdict sb-{look}">{esc(row.verdict)}</span>{more}')
 
-    shown = pd.DataFrame({
-        name: [words.label(v) for v in rows[x]], "Engine": rows["engine"],
-        "n": [None if pd.isna(n) else int(n) for n in rows["requests"]],
-        "Failed": [0 if pd.isna(n) else int(n) for n in rows["failures"]],
-        "TTFT": [_with_range(r.ttft_mean_s, r.ttft_ci_low_s, r.ttft_ci_high_s, "s") for r in rows.itertuples()],
-        "TPOT": [_with_range(r.tpot_mean_s, r.tpot_ci_low_s, r.tpot_ci_high_s, "s") for r in rows.itertuples()],
-        "Latency p50 / p99": [f"{words.seconds(r.e2e_p50_s)} / {words.seconds(r.e2e_p99_s)}" for r in rows.itertuples()],
-        "Decode tok/s": [words.number(v) for v in rows["decode_tok_per_s"]],
-        "Output tok/s": [words.number(v) for v in rows["output_tok_per_s"]],
-        "Audit": [audit(r) for r in rows.itertuples()],
+    shown = columns({
+        name: [words.label(getattr(r, x)) for r in each], "Engine": [r.engine for r in each],
+        "n": [_plain(None if pd.isna(r.requests) else int(r.requests)) for r in each],
+        "Failed": [_plain(0 if pd.isna(r.failures) else int(r.failures)) for r in each],
+        "TTFT": [with_range(r.ttft_mean_s, r.ttft_ci_low_s, r.ttft_ci_high_s, "s") for r in each],
+        "TPOT": [with_range(r.tpot_mean_s, r.tpot_ci_low_s, r.tpot_ci_high_s, "s") for r in each],
+        "Latency p50 / p99": [f"{words.seconds(r.e2e_p50_s)} / {words.seconds(r.e2e_p99_s)}" for r in each],
+        "Decode tok/s": [words.number(r.decode_tok_per_s) for r in each],
+        "Output tok/s": [words.number(r.output_tok_per_s) for r in each],
+        "Audit": [audit(r) for r in each],
     })  # fmt: skip
-    numeric = ("n", "Failed", "TTFT", "TPOT", "Latency p50 / p99", "Decode tok/s", "Output tok/s")
-    return table(
-        shown,
-        caption or f"Measured in {sweep}; brackets: 95 % interval of the mean",
-        formats={c: _plain for c in numeric},
-    )
+    numbers = ("n", "Failed", "TTFT", "TPOT", "Latency p50 / p99", "Decode tok/s", "Output tok/s")
+    return table(shown, caption or f"Measured in {sweep}; brackets: 95 % interval of the mean", right=numbers)
 
 
 def facts_table(facts: Mapping[str, Mapping[str, Any]], caption: str = "What each engine said of itself") -> Html:
@@ -209,12 +217,23 @@ def facts_table(facts: Mapping[str, Mapping[str, Any]], caption: str = "What eac
     keys = [k for k in keys if any(f.get(k) not in (None, [], {}) for f in facts.values())]
     rows = [
         {"Fact": k.replace("_", " ")}
-        | {name: _plain(f[k]) if f.get(k) is not None else "not reported" for name, f in facts.items()}
+        | {
+            name: _flags(f[k])
+            if k == "flags" and f.get(k)
+            else _plain(f[k])
+            if f.get(k) is not None
+            else "not reported"
+            for name, f in facts.items()
+        }
         for k in keys
     ]
     if not rows:
         return Html("<p>No engine has reported anything yet.</p>")
     return table(pd.DataFrame(rows), caption)
+
+
+def _flags(value: Any) -> str:
+    return value if isinstance(value, str) else " ".join(map(str, value))
 
 
 def box(title: str, pairs: Iterable[tuple[str, Any]]) -> Html:
@@ -279,6 +298,10 @@ def _where(row: Any) -> str:
     return f"{load}, {row['prompt_tokens']:,.0f} in, {row['output_tokens']:,.0f} out"
 
 
+def _factor(value: float) -> str:
+    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"
+
+
 def _count(row: Any) -> str:
     return "–" if pd.isna(row["requests"]) else f"{row['requests']:.0f}"
 
@@ -310,19 +333,19 @@ def claim(points: Any, scores: pd.DataFrame, *, engine: str = "vllm") -> Html:
     )
     both = both[both["output_tok_per_s_other"] > 0]
     if len(both):
-        first = both.sort_values(["concurrency", "prompt_tokens"]).iloc[0]
         ratios = both["output_tok_per_s"] / both["output_tok_per_s_other"]
         top = both.loc[ratios.idxmax()]
-        parts.append(
-            f"{engine} gives {words.number(ratios[first.name], 2)} times the output of {first['engine_other']} at "
-            f"{_where(first)} and {words.number(ratios.max(), 2)} times at {_where(top)}"
-        )
+        first = both[both["sweep"] == top["sweep"]].sort_values(["concurrency", "prompt_tokens", "rate_per_s"]).iloc[0]
+        text = f"At {_where(top)}, {engine} gives {_factor(ratios.max())} times the output of {top['engine_other']}"
+        if first["point"] != top["point"]:
+            text += f", against {_factor(ratios[first.name])} times at {place(first)}"
+        parts.append(text)
     final = score.final(scores) if len(scores) else scores
     if len(final):
         hits = words.percent((final["verdict"] == "hit").mean())
         parts.append(f"{hits} of the {len(final)} frozen predictions came within 10 % of what was measured")
     text = "; ".join(parts) or "This run has not measured anything that was predicted"
-    return Html(f'<p class="sb-claim">{esc(text[0].upper() + text[1:] if not parts or not both.size else text)}.</p>')
+    return Html(f'<p class="sb-claim">{esc(text)}.</p>')
 
 
 WHY = {
@@ -335,31 +358,37 @@ WHY = {
 
 
 def misses_prose(scores: pd.DataFrame, n: int = 5) -> Html:
-    """What the prediction got wrong, written from the largest misses, each with its regime."""
-    worst = score.largest_misses(scores, n) if len(scores) else scores
-    worst = worst[worst["verdict"] != "hit"] if len(worst) else worst
+    """What the prediction got wrong, written from the largest misses: one entry an engine and sweep, its worst metric
+    first, each with its regime."""
+    if scores.empty:
+        return Html("<p>Nothing was both predicted and measured, so nothing can be said to be wrong.</p>")
+    worst = score.largest_misses(scores, len(scores))
+    worst = worst[worst["verdict"] != "hit"]
     if worst.empty:
-        if scores.empty:
-            return Html("<p>Nothing was both predicted and measured, so nothing can be said to be wrong.</p>")
-        return Html(f"<p>No prediction was off by more than {words.percent(score.HIT)}.</p>")
+        return Html(f"<p>{esc(f'No prediction was off by more than {words.percent(score.HIT)}.')}</p>")
     items = []
-    for row in worst.itertuples():
+    for _, group in list(worst.groupby(["engine", "sweep"], sort=False))[:n]:
+        row, *others = group.itertuples()
         unit, name = _unit(row.metric), METRIC_NAMES.get(row.metric, row.metric)
-        way = "too high" if row.error_share > 0 else "too low"
+        bounds = "" if row.inside is None else ", inside its interval" if row.inside else ", outside its interval"
         text = (
-            f"<b>{esc(name)} of {esc(row.engine)} in {esc(row.sweep)} at {esc(row.point)}</b>: predicted "
-            f"{esc(words.quantity(row.predicted, unit))}, measured {esc(words.quantity(row.measured, unit))}, so "
-            f"{esc(words.percent(abs(row.error_share)))} {way}"
+            f"predicted {words.quantity(row.predicted, unit)}, measured {words.quantity(row.measured, unit)}: "
+            f"{words.percent(abs(row.error_share))} too {'high' if row.error_share > 0 else 'low'}{bounds}."
         )
-        if row.inside is not None:
-            text += ", inside the interval" if row.inside else ", outside the interval"
-        why = WHY.get(row.regime)
-        text += f". The prediction says that {why}" if why else ""
+        if why := WHY.get(row.regime):
+            text += f" By the prediction, {why}."
         if row.also:
-            text += f". {row.also} more {'point' if row.also == 1 else 'points'} of this curve {'is a miss' if row.also == 1 else 'are misses'}"
+            more = "point of this curve is a miss" if row.also == 1 else "points of this curve are misses"
+            text += f" {row.also} more {more}."
+        if others:
+            rest = [
+                f"{METRIC_NAMES.get(o.metric, o.metric)} {words.percent(o.error_share, signed=True)} at {place(o)}"
+                for o in others
+            ]
+            text += f" In the same sweep: {words.listing(rest)}."
         if row.data == "suspect":
-            text += ". The audit calls this point suspect"
-        items.append(f"<li>{text}.</li>")
+            text += " The audit calls this point suspect."
+        items.append(f"<li><b>{esc(f'{name} of {row.engine} in {row.sweep} at {place(row)}')}</b>: {esc(text)}</li>")
     return Html(f"<ol>{''.join(items)}</ol>")
 
 
@@ -401,22 +430,26 @@ def limits_box(params: Any) -> Html:
     model, sweeps = run.get("model", {}), run.get("sweeps", {})
     load = run.get("load", {})
     lines = [
-        "Prompts are random token ids of one length per point: no shared prefixes, no spread of lengths, no text that would end early."
+        "Prompts are random token ids of one length per point: no shared prefixes, no spread of lengths, "
+        "no text that would end early."
     ]
     if model.get("weights") == "dummy":
         lines.append(
-            "Weights are random. Step times do not depend on their values; the text that comes out means nothing, and speculative decoding or early stopping would behave otherwise."
+            "Weights are random. Step times do not depend on their values; the text that comes out means nothing, "
+            "and speculative decoding or early stopping would behave otherwise."
         )
     kinds = {s.get("kind") for s in sweeps.values()}
     if kinds & {"concurrency", "prompt_length"}:
         lines.append(
-            "Closed loop: a client sends its next request when the last one ends, so load never outruns the server. Real users do not wait for each other."
+            "Closed loop: a client sends its next request when the last one ends, so load never outruns the server. "
+            "Real users do not wait for each other."
         )
     if "arrival_rate" in kinds:
         lines.append("The open-loop sweep draws arrivals from a simple process without daily or bursty patterns.")
     if load.get("max_seconds"):
         lines.append(
-            f"A point ends after {load['max_seconds']:g} s at most, warm-up included: slow points rest on few requests, and their p99 is close to their slowest one."
+            f"A point ends after {load['max_seconds']:g} s at most, warm-up included: slow points rest on few "
+            "requests, and their p99 is close to their slowest one."
         )
     lines.append("One server on one machine, client and server on the same host: no network between them.")
     items = "".join(f"<li>{esc(line)}</li>" for line in lines)

@@ -1,0 +1,185 @@
+"""The page without a browser: bytes, size, escaping, markdown, outputs, tables, the short post."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import pytest
+import report_data
+from servebook import score
+from servebook.errors import ServebookError
+from servebook.report import outputs, tables
+from servebook.report.math import Ids, Page, markdown, mathml
+from servebook.report.render import render
+from servebook.report.social import social, write_social
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
+    folder = tmp_path_factory.mktemp("run")
+    rows = report_data.points()
+    report_data.run_folder(folder, rows)
+    return folder, report_data.notebooks(folder / "notebooks", rows)
+
+
+def test_same_bytes_quickly_and_small(run: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    folder, books = run
+    started = time.monotonic()
+    page = render(folder, books).read_bytes()
+    assert time.monotonic() - started < 20
+    assert render(folder, books, tmp_path / "again.html").read_bytes() == page
+    assert len(page) < 1_000_000
+    assert not re.search(rb"<script|<link[^>]+stylesheet|@import|url\(['\"]?http", page)
+
+
+def test_order_title_and_links(run: tuple[Path, list[Path]]) -> None:
+    folder, books = run
+    page = render(folder, books).read_text()
+    assert "<title>Serving Qwen2.5-7B on an A40, predicted first</title>" in page
+    assert page.count("<h1>") == 1
+    assert page.index("What the prediction got wrong") < page.index('id="lab-book"') < page.index('id="01-prediction"')
+    assert page.index('id="01-prediction"') < page.index('id="03-concurrency"')
+    assert '<a href="#03-concurrency">the sweep</a>' in page
+    assert "Prediction “datasheet” frozen 2026-01-02T03:00:00Z" in page
+    assert "First measured point of a sweep began 2026-01-02T03:04:05Z" in page
+
+
+def test_no_noise_from_the_notebooks(run: tuple[Path, list[Path]]) -> None:
+    page = render(*run).read_text()
+    for noise in ("it/s", "only for the terminal", "HBox", "\x1b", "example.com", "onclick", "<!-- hidden"):
+        assert noise not in page
+
+
+def test_an_unreadable_notebook_is_one_line(tmp_path: Path) -> None:
+    bad = tmp_path / "01_prediction.ipynb"
+    bad.write_text("{")
+    with pytest.raises(ServebookError, match="cannot read the notebook"):
+        render(tmp_path, [bad])
+
+
+def test_a_failed_cell_is_shown_escaped(tmp_path: Path) -> None:
+    error = {
+        "output_type": "error",
+        "ename": "ValueError",
+        "evalue": report_data.NASTY,
+        "traceback": [f"\x1b[31m{report_data.NASTY}"],
+    }
+    book = report_data.notebook(tmp_path / "01_prediction.ipynb", ["# P", ("f()", [error])])
+    page = render(tmp_path, [book]).read_text()
+    assert "This cell failed." in page and report_data.NASTY not in page
+
+
+@pytest.mark.parametrize(
+    ("source", "has", "lacks"),
+    [
+        ("$x^2$", "<msup>", "$x"),
+        ("$$\n\\frac{a}{b}\n$$", "<mfrac>", "$$"),
+        ("`$x$`", "<code>$x$</code>", "<math"),
+        ("```\n$$y$$\n```", "$$y$$", "<math"),
+        ("costs $5 to $6", "costs $5 to $6", "<math"),
+        ("<script>x</script>", "&lt;script&gt;", "<script"),
+        ("[a](javascript:alert(1))", "a", "javascript"),
+        ("![alt words](https://example.com/x.png)", "alt words", "<img"),
+        ("[b](https://example.com)", '<a href="https://example.com">b</a>', "target"),
+        ("| | b |\n|---|---|\n| 1 | 2 |", "<td></td>", "<th></th>"),
+        ("<!-- TODO -->text", "text", "TODO"),
+    ],
+)
+def test_markdown(source: str, has: str, lacks: str) -> None:
+    body = markdown(source)
+    assert has in body and lacks not in body
+
+
+def test_bad_tex_is_code_not_a_crash() -> None:
+    for tex in (r"\frac", r"\begin{foo}", r"x_", r"\unknown x"):
+        assert mathml(tex, display=False) == f"<code>{tex}</code>"
+
+
+def test_tex_cannot_carry_markup() -> None:
+    # latex2mathml's own output has a live <script> here
+    made = mathml(r"\text{<script>alert(1)</script>} \href{javascript:x}{y}", display=False)
+    assert "<script" not in made and "&lt;script&gt;" in made and "javascript" not in made
+    assert "<mtr>" in mathml(r"\begin{aligned} a &= b \\ c &= d \end{aligned}", display=True)
+
+
+def test_headings_and_footnotes_never_share_an_id() -> None:
+    ids = Ids()
+    body = "".join(markdown("# One\n\nx[^1]\n\n[^1]: note", Page(ids, "a-")) for _ in range(2))
+    found = re.findall(r'id="([^"]+)"', body)
+    assert len(found) == len(set(found)) == 6
+    assert set(re.findall(r'href="#([^"]+)"', body)) <= set(found)
+
+
+def test_only_our_own_html_passes_whole() -> None:
+    page = Page(Ids())
+    data = {"text/html": "<figure id='x'><svg onload='a()'></svg></figure><script>b()</script>", "text/plain": ""}
+    body = outputs.cell_outputs([{"output_type": "display_data", "data": data, "metadata": {}}], page)
+    assert "<svg" not in body and "<script" not in body and "b()" in body
+
+
+def test_pandas_tables_get_scopes_and_no_empty_header() -> None:
+    frame = pd.DataFrame({"a": [1], "b": [report_data.NASTY]})
+    body = outputs.sanitize(frame._repr_html_())
+    assert "<th></th>" not in body and 'scope="col"' in body and "<style" not in body
+    assert "<script" not in body and "border: " not in body
+
+
+def test_progress_bars_and_colours_leave_the_last_state() -> None:
+    text = (
+        " 10%|# | 1/10 [00:00<00:09, 1.00it/s]\r\x1b[32mloading\rdone\x1b[0m\n100%|##| 10/10 [00:09<00:00, 1.0it/s]\n"
+    )
+    assert outputs.terminal_text(text) == "done"
+
+
+def test_tables_escape_and_keep_our_markup() -> None:
+    made = tables.table(tables.columns({"a": [report_data.NASTY], "b": [tables.verdict("hit")]}), report_data.NASTY)
+    assert "<script" not in made and '<span class="sb-verdict sb-hit">hit</span>' in made
+    data, metadata = made._repr_mimebundle_()
+    assert metadata["servebook"]["trusted"] and data["text/html"] == made
+
+
+def test_headline_figures_are_the_datas() -> None:
+    rows = report_data.points()
+    scores = score.score(rows, report_data.predictions(rows))
+    made = tables.headline(rows, scores, hardware="A40", versions="vLLM 0.32")
+    best = max(r["output_tok_per_s"] for r in rows if r["engine"] == "vllm")
+    assert (
+        f">{best:.0f} <" in made
+        and made.count("<li>") == 3
+        and made.count("95 % interval") + made.count("95\u00a0% interval") == 3
+    )
+    assert "A40 · vLLM 0.32" in made
+
+
+def test_misses_name_the_regime_and_the_place() -> None:
+    rows = report_data.points()
+    prose = tables.misses_prose(score.score(rows, report_data.predictions(rows)))
+    assert "at C\u00a0=\u00a0128" in prose and "bound by memory traffic" in prose and "14\u00a0% too high" in prose
+    exact = score.score(rows, report_data.predictions(rows)).assign(error_share=0.0, ratio=1.0, verdict="hit")
+    assert "No prediction was off by more than 10" in tables.misses_prose(exact)
+
+
+def test_limits_follow_the_parameters() -> None:
+    dummy = {"model": {"weights": "dummy"}, "sweeps": {"a": {"kind": "arrival_rate"}}}
+    assert "Weights are random" in tables.limits_box(dummy) and "Closed loop" not in tables.limits_box(dummy)
+    real = {"model": {"weights": "real"}, "sweeps": {"a": {"kind": "concurrency"}}}
+    assert "Weights are random" not in tables.limits_box(real) and "Closed loop" in tables.limits_box(real)
+
+
+def test_social_post_has_the_runs_figures(run: tuple[Path, list[Path]]) -> None:
+    text = write_social(run[0]).read_text()
+    best = max(r["output_tok_per_s"] for r in report_data.points() if r["engine"] == "vllm")
+    assert f"vllm: at best {best:.0f} output tok/s" in text
+    assert "Random weights" in text and "predictions came within 10 %" in text
+    assert "Nothing was measured" in social([], {"frozen": []}, {"title": "Empty"})
+
+
+def test_a_run_without_anything_still_renders(tmp_path: Path) -> None:
+    book = report_data.notebook(tmp_path / "00_preflight.ipynb", ["# Preflight"])
+    page = render(tmp_path, [book]).read_text()
+    assert "This run has no stored data files." in page
+    nbformat.read(book, as_version=4)  # the executed copy stays as it was

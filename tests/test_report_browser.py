@@ -1,0 +1,171 @@
+"""The page in Debian's Chromium: no request, no complaint, no overflow, sound anchors, whole figures, axe."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import chromium
+import pytest
+import report_data
+from servebook.report.render import render
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(chromium.PATH is None, reason="Chromium is not installed here"),
+]
+AXE = "axe-core@4.14.1"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    rows = report_data.spoiled(report_data.points())
+    report_data.run_folder(folder, rows, title=f"A run with {report_data.NASTY}")
+    return render(folder, report_data.notebooks(folder / "notebooks", rows))
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[chromium.Tab]:
+    with chromium.browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    given = os.environ.get("AXE_CORE")  # a copy of axe.min.js, where npm has no network
+    if given:
+        return Path(given).read_text()
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("axe-core needs npm, or AXE_CORE=path/to/axe.min.js")
+    folder = tmp_path_factory.mktemp("axe")
+    command = [npm, "install", "--no-audit", "--no-fund", "--silent", "--prefix", str(folder), AXE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        pytest.skip(f"npm could not fetch {AXE}: {done.stderr[-200:]}")
+    return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text()
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1200, 375])
+def test_quiet_and_within_its_width(tab: chromium.Tab, page: Path, width: int, dark: bool) -> None:
+    tab.open(page, width=width, dark=dark)
+    assert tab.ask("document.scrollingElement.scrollWidth") <= width
+    # opened, the folded parts stay inside too
+    tab.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert tab.ask("document.scrollingElement.scrollWidth") <= width
+    assert tab.requests() == []
+    assert tab.complaints() == []
+
+
+def test_follows_the_readers_theme(tab: chromium.Tab, page: Path) -> None:
+    def colours() -> list[str]:
+        return tab.ask(
+            "[getComputedStyle(document.body).backgroundColor,"
+            " getComputedStyle(document.querySelector('.sb-wide path')).fill]"
+        )
+
+    tab.open(page)
+    light = colours()
+    tab.open(page, dark=True)
+    dark = colours()
+    assert light[0] == light[1] and dark[0] == dark[1]  # a figure's paper is the page's
+    assert light != dark
+
+
+def test_ids_are_unique_and_fragments_resolve(tab: chromium.Tab, page: Path) -> None:
+    tab.open(page)
+    ids = tab.ask("[...document.querySelectorAll('[id]')].map(e => e.id)")
+    assert len(ids) == len(set(ids))
+    wanted = tab.ask("[...document.querySelectorAll('a[href^=\"#\"]')].map(e => e.getAttribute('href').slice(1))")
+    assert len(wanted) > 20
+    assert set(wanted) <= set(ids)
+    named = tab.ask(
+        "[...document.querySelectorAll('[aria-labelledby],[aria-describedby]')].flatMap("
+        "e => ((e.getAttribute('aria-labelledby')||'')+' '+(e.getAttribute('aria-describedby')||''))"
+        ".trim().split(/\\s+/))"
+    )
+    assert set(named) <= set(ids)
+    referred = tab.ask("[...document.querySelectorAll('use')].map(e => e.getAttribute('href').slice(1))")
+    assert set(referred) <= set(ids)
+
+
+def test_foreign_text_stays_text(tab: chromium.Tab, page: Path) -> None:
+    tab.open(page)
+    assert tab.ask("document.scripts.length") == 0
+    text = tab.ask("document.body.textContent")
+    assert text.count(report_data.NASTY) >= 4  # note, facts, printed text, server's fault
+    assert (
+        tab.ask(
+            "[...document.querySelectorAll('*')].filter("
+            "e => [...e.attributes].some(a => a.name.startsWith('on'))).length"
+        )
+        == 0
+    )
+
+
+def test_math_is_math(tab: chromium.Tab, page: Path) -> None:
+    tab.open(page)
+    assert tab.ask("document.querySelectorAll('math').length") >= 5
+    visible = tab.ask("[...document.querySelectorAll('p, li, td, h2, h3')].map(e => e.innerText).join('\\n')")
+    assert "\\frac" not in visible and "$$" not in visible
+    assert "$5 and $6" in visible  # code is left alone
+    assert tab.ask("document.querySelector('mfrac').getBoundingClientRect().height") > 20
+
+
+def test_figures_have_a_picture_and_words(tab: chromium.Tab, page: Path) -> None:
+    for width, shown, other in ((1200, ".sb-wide", ".sb-narrow"), (375, ".sb-narrow", ".sb-wide")):
+        tab.open(page, width=width)
+        heights = tab.ask(f"[...document.querySelectorAll('{shown} svg')].map(e => e.getBoundingClientRect().height)")
+        assert len(heights) >= 7 and min(heights) > 80
+        assert tab.ask(f"[...document.querySelectorAll('{other} svg')].every(e => !e.getBoundingClientRect().height)")
+    words = tab.ask(
+        "[...document.querySelectorAll('figure svg[role=img]')].map(e => e.getAttribute('aria-labelledby')"
+        ".split(' ').map(i => document.getElementById(i).textContent).join(' '))"
+    )
+    assert min(map(len, words)) > 150
+    assert all(any(c.isdigit() for c in w) for w in words)
+
+
+def test_the_download_is_the_csv(tab: chromium.Tab, page: Path) -> None:
+    tab.open(page)
+    link = tab.ask("(e => [e.download, e.href])(document.querySelector('a[download$=\"points.csv\"]'))")
+    assert link[0].endswith("points.csv")
+    head, _, coded = link[1].partition(",")
+    assert head.startswith("data:text/csv") and head.endswith("base64")
+    text = base64.b64decode(coded).decode()
+    assert text == (page.parent / "points.csv").read_text()
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert len(rows) == len(report_data.points()) and rows[0]["sweep"]
+
+
+def test_prints_whole_figures(tab: chromium.Tab, page: Path) -> None:
+    tab.open(page)
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    try:
+        assert tab.ask("getComputedStyle(document.querySelector('.sb-figure')).breakInside") == "avoid"
+        assert tab.ask("document.querySelector('.sb-wide svg').getBoundingClientRect().height") > 80
+        assert tab.ask("getComputedStyle(document.querySelector('nav')).display") == "none"
+        pdf = base64.b64decode(tab.call("Page.printToPDF", preferCSSPageSize=True)["data"])
+    finally:
+        tab.call("Emulation.setEmulatedMedia", media="")
+    assert pdf.startswith(b"%PDF") and pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page ") >= 3
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_nothing_serious(tab: chromium.Tab, page: Path, axe: str, dark: bool) -> None:
+    tab.open(page, dark=dark)
+    tab.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
+    tab.ask(axe + "; 1")
+    found = tab.ask(
+        "axe.run(document, {resultTypes: ['violations']}).then(r => r.violations.map("
+        "v => v.impact + ' ' + v.id + ': ' + v.nodes.slice(0, 3).map(n => n.html.slice(0, 160)).join(' | ')))"
+    )
+    assert [f for f in found if f.startswith(("serious", "critical"))] == []
