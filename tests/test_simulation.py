@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-
 from servebook.scheduler import SchedulerConfig
 from servebook.simulation import Load, Prompt, arrivals, simulate, simulate_naive
 

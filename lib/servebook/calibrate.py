@@ -22,7 +22,7 @@ from .steptime import NaiveTimes, Prior, VllmTimes, naive_priors, vllm_priors
 
 Z80 = 1.2816  # half-width of an 80 % interval in standard deviations
 TPOT_SD, TTFT_SD = 0.01, 0.015  # how well the step-time form itself holds at C = 1 (relative)
-FRONTEND_SD_S, FRONTEND_SD = 0.001, 0.10  # of the front-end time left over from the server's histograms
+FRONTEND_SD_S, FRONTEND_SD = 0.001, 0.05  # of the front-end time left over from the server's histograms
 SIMULATED_SD = 0.04  # of a point at C > 1
 HIT_SHARE = 0.02  # prefix-cache hits above which a TTFT is not a prefill
 LEARNED, ALIKE = 0.9, 0.8  # posterior/prior sd under which the data said something; |correlation| they can't resolve
@@ -147,8 +147,8 @@ def calibrate(
     edge = (bounds - mean) / sd
     fit = least_squares(
         lambda x: np.array([*x, *(r / s for _, r, s in misfit(x))]),
-        np.zeros(len(names)),
-        bounds=(edge[0] - 1e-9, edge[1] + 1e-9),
+        np.clip(np.zeros(len(names)), edge[0], edge[1]),
+        bounds=(edge[0] - 1e-6, edge[1] + 1e-6),
         diff_step=1e-3 if crowd else None,
         x_scale=1.0,
     )

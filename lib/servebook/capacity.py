@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .errors import ServebookError
-from .forecast import Scenario
+from .forecast import Scenario, whole_rounds
 from .hardware import Gpu
 from .model import ModelShape
 from .params import RunParams, Slo, VllmEngine
@@ -48,7 +48,7 @@ def carry(f: Forecaster, spec: PointSpec, slo: Slo, price_per_hour: float, hit_s
     """One load on a calibrated server: how much of it meets the service level, and what a million tokens cost."""
     scenario = Scenario(f.server, spec, f.load, hit_share)
     c = spec.concurrency or 40
-    result = scenario.simulate(f.best, f.seed, max(200, 3 * c))
+    result = scenario.simulate(f.best, f.seed, whole_rounds(max(200, 3 * c), spec.concurrency))
     outcome, met = scenario.summarize(result), met_share(result, slo)
     tokens = outcome.output_tok_per_s
     cost = price_per_hour / 3600 / tokens * 1e6 if price_per_hour and tokens > 0 else None

@@ -10,19 +10,22 @@ Parts = dict[str, float]
 
 
 def breakdown(scenario: Scenario, times: Times, outcome: Outcome, result: Result) -> dict[str, Parts]:
-    """{"tpot_s": parts, "ttft_s": parts}; each sums to the outcome's mean. result: simulated with log=True."""
+    """{"tpot_s": parts, "ttft_s": parts}; each sums to the outcome's mean. result: one of its seeds, with log=True."""
     if isinstance(times, NaiveTimes):
         parts = _naive(scenario, times, result)
     else:
         parts = {"tpot_s": _per_token(times, result), "ttft_s": _first_token(times, result)}
-    for metric, total in (("tpot_s", outcome.tpot_s), ("ttft_s", outcome.ttft_s)):
+    seed = scenario.summarize(result)
+    for metric in ("tpot_s", "ttft_s"):
         # the log and the requests differ at the edges of the window: a small rest is scaled away
-        own = parts[metric]
+        own, total, mean = parts[metric], getattr(seed, metric), getattr(outcome, metric)
         explained = sum(own.values())
-        if explained > 0 and abs(explained / total - 1) < 0.03:
-            parts[metric] = {k: v * total / explained for k, v in own.items()}
-        else:
+        if not total > 0:
+            continue
+        if abs(explained / total - 1) > 0.03:
             own["waiting_s"] = own.get("waiting_s", 0.0) + total - explained
+            explained = total
+        parts[metric] = {k: v * mean / explained for k, v in own.items()}
     return parts
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from . import simulation
@@ -152,12 +152,12 @@ class Scenario:
     hit_share: float = 0.0  # share of prompts whose tokens are already in the prefix cache
     running_gauge: bool = False  # decode rate by vLLM's running gauge, as in the posts; else in flight − waiting gauge
 
-    @cached_property
-    def prompts(self) -> Sequence[Prompt]:
-        p, o, h = self.spec.prompt_tokens, self.spec.output_tokens, self.hit_share
-        if not h or not self.server.config.prefix_caching:
+    def prompts(self, seed: int) -> Sequence[Prompt]:
+        p, o = self.spec.prompt_tokens, self.spec.output_tokens
+        if not self.hit_share or not self.server.config.prefix_caching:
             return [Prompt(p, o)]
-        return [Prompt(p, o, p if int((i + 1) * h) > int(i * h) else 0) for i in range(997)]
+        rng = random.Random(f"hits-{seed}")
+        return [Prompt(p, o, p if rng.random() < self.hit_share else 0) for _ in range(4096)]
 
     def clients(self, seed: int, requests: int | None = None) -> simulation.Load:
         """The load as the client sends it; `requests`: how many to measure, else as many as the point may at most."""
@@ -168,14 +168,15 @@ class Scenario:
             count = requests or load.max_requests
             warmup = load.warmup_requests
             times = simulation.arrivals(spec.arrivals, spec.rate_per_s, warmup + count, seed, spec.gamma_shape)
-            return simulation.Load(self.prompts, arrivals_s=times, warmup=warmup, seed=seed)
+            return simulation.Load(self.prompts(seed), arrivals_s=times, warmup=warmup, seed=seed)
         if spec.fixed_requests is not None:
             warmup, count = c, spec.fixed_requests
         else:
             warmup, count = max(c, load.warmup_requests), max(load.max_requests, 2 * least)
         return simulation.Load(
-            self.prompts, concurrency=c, jitter_s=load.jitter_s, warmup=warmup, requests=requests or count, seed=seed
-        )
+            self.prompts(seed), concurrency=c, jitter_s=load.jitter_s, warmup=warmup, requests=requests or count,
+            seed=seed,
+        )  # fmt: skip
 
     def simulate(self, times: Times, seed: int = 1, requests: int | None = None, *, log: bool = False) -> Result:
         clients = self.clients(seed, requests)
@@ -216,6 +217,13 @@ class Scenario:
             if _narrow(n, sums[0], sums[1], NARROW_TTFT) and _narrow(n, sums[2], sums[3], NARROW_E2E):
                 return min(r.end_s, load.max_seconds)
         return min(result.wall_s, load.max_seconds)
+
+
+def whole_rounds(least: int, concurrency: int | None) -> int:
+    """At least so many requests, in whole rounds of all clients: clients in lockstep end together, and a window that
+    ends inside a round counts its time but not its requests."""
+    c = concurrency or 1
+    return -(-least // c) * c
 
 
 def _narrow(n: int, total: float, squares: float, share: float) -> bool:

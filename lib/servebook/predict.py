@@ -16,7 +16,7 @@ from typing import Any
 from . import __version__, explain, files, points, provenance
 from .calibrate import Z80, Calibration, calibrate
 from .errors import ServebookError
-from .forecast import Outcome, Scenario, Server, Times, average, capacity_per_s, server
+from .forecast import Outcome, Scenario, Server, Times, average, capacity_per_s, server, whole_rounds
 from .hardware import Gpu
 from .model import ModelShape
 from .params import ArrivalRateSweep, Load, NaiveEngine, RunParams, VllmEngine
@@ -58,13 +58,13 @@ class Forecaster:
             return out | {"metrics": {}, "wall_s": 0.0, "breakdown": {}, "fits": False, "note": refusal}
         scenario = Scenario(self.server, spec, self.load, hit_share, self.running_gauge)
         c = spec.concurrency or 8
-        count = None if spec.fixed_requests else max(120, 3 * c)
+        count = None if spec.fixed_requests else whole_rounds(max(120, 3 * c), spec.concurrency)
         first = scenario.simulate(self.best, SEEDS[0], count, log=True)
         outcomes = [scenario.summarize(first), *(scenario.outcome(self.best, s, count) for s in SEEDS[1:])]
         central = average(outcomes)
-        few = max(40, c)
+        few = whole_rounds(40, spec.concurrency)
         drawn = [scenario.outcome(t, 100 + i, few) for i, t in enumerate(self._drawn)]
-        parts = explain.breakdown(scenario, self.best, outcomes[0], first)
+        parts = explain.breakdown(scenario, self.best, central, first)
         notes = [*self.server.notes]
         if central.window_s >= self.load.max_seconds:
             notes.append(f"cut off at max_seconds ({self.load.max_seconds:g} s)")

@@ -54,8 +54,8 @@ def vllm_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object] | None 
         "mixed_rows": Prior(90, 10, 16, 128, tile) if tiled else Prior(1.2, 0.4, 1, 8, packed),
         "host_s": Prior(host, 0.3 * host, 0.0, 5 * host, "sampling, and ramps and tails of a layer's kernels", "s"),
         "host_per_sequence_s": Prior(5e-6, 3e-6, 0.0, 1e-4, "scheduling and output handling a running request", "s"),
-        "frontend_request_s": Prior(0.004, 0.002, 0.0, 0.1, "HTTP, JSON and the way through the engine's queues", "s"),
-        "frontend_token_s": Prior(1e-6, 7e-7, 0.0, 3e-5, "parsing, validating and hashing prompt tokens", "s"),
+        "frontend_request_s": Prior(0.004, 0.003, 0.0, 0.1, "HTTP, JSON and the way through the engine's queues", "s"),
+        "frontend_token_s": Prior(1.5e-6, 1.5e-6, 0.0, 3e-5, "parsing, validating and hashing prompt tokens", "s"),
     }
 
 

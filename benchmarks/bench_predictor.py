@@ -1,0 +1,199 @@
+"""The predictor's bars: accuracy on the two public tables, sensitivity to every prior, cross-validation, speed, memory.
+
+    python benchmarks/bench_predictor.py [--quick]
+
+Accuracy is deterministic. `--quick` leaves out the sensitivity and cross-validation tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import resource
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from servebook import hardware, model, params, predict, simulation
+from servebook.calibrate import calibrate
+from servebook.forecast import Scenario, average, server, whole_rounds
+from servebook.params import ModelParams
+from servebook.points import PointSpec
+from servebook.scheduler import SchedulerConfig
+from servebook.simulation import Load, Prompt
+from servebook.steptime import Prior, VllmTimes, vllm_priors
+
+ROOT = Path(__file__).parents[1]
+RUNS = {"A40": ("a40-qwen2.5-7b", "qwen2.5-7b"), "A100": ("a100-qwen3-8b", "qwen3-8b")}
+# TTFT, TPOT and decode rate at C = 2 … 32; aggregate at C = 16, 64, 128 and TPOT at 64, 128
+SCORED = {
+    "A40": [(c, m) for c in (2, 4, 8, 16, 32) for m in ("ttft_s", "tpot_s", "decode_tok_per_s")],
+    "A100": [*((c, "output_tok_per_s") for c in (16, 64, 128)), *((c, "tpot_s") for c in (64, 128))],
+}
+SWEEP = {"A40": "long_prompts", "A100": "short_prompts"}
+
+
+Errors = dict[tuple[int, str], float]  # (C, metric): predicted / measured − 1
+
+
+class Table:
+    """One public table: its run, measured rows, facts; predicts its scored cells for given priors."""
+
+    def __init__(self, name: str) -> None:
+        run, shape = RUNS[name]
+        self.name = name
+        self.params = params.load(ROOT / "params" / f"{run}.yaml")
+        self.shape = model.load_shape(ModelParams(config=shape, weights="dummy"), ROOT)
+        self.gpu = hardware.resolve(self.params.hardware)
+        published = ROOT / "outputs" / "published"
+        with (published / f"{run}.csv").open(encoding="utf-8") as f:
+            self.rows = [{k: _value(v) for k, v in row.items()} for row in csv.DictReader(f)]
+        self.facts = json.loads((published / f"{run}.facts.json").read_text(encoding="utf-8"))
+        self.own = [r for r in self.rows if r["engine"] == "vllm"]
+        self.alone = {(r["prompt_tokens"], r["output_tokens"]): r for r in self.own if r["concurrency"] == 1}
+
+    def priors(self) -> dict[str, Prior]:
+        return vllm_priors(self.shape, self.gpu, self.facts["engines"]["vllm"])
+
+    def errors(self, priors: dict[str, Prior] | None = None, jitter_s: float | None = None) -> Errors:
+        """predicted / measured − 1 of every scored cell, constants from the C = 1 points only."""
+        s = server("vllm", self.params.engines["vllm"], self.shape, self.gpu, self.facts["engines"]["vllm"])
+        c = calibrate(
+            "vllm", self.shape, self.gpu, list(self.alone.values()), facts=self.facts["engines"]["vllm"],
+            budget=s.config.max_num_batched_tokens, priors=priors or self.priors(),
+        )  # fmt: skip
+        if jitter_s is None:
+            jitter_s = 0.0 if self.name == "A100" else predict.PUBLISHED_JITTER_S
+        load = self.params.load.model_copy(update={"jitter_s": jitter_s})
+        times, out = VllmTimes(self.shape, self.gpu, c.constants), {}
+        for concurrency in dict.fromkeys(c for c, _ in SCORED[self.name]):
+            row = next(r for r in self.own if r["concurrency"] == concurrency and r["sweep"] == SWEEP[self.name])
+            tokens = row["prompt_tokens"], row["output_tokens"]
+            spec = PointSpec(row["sweep"], "vllm", row["point"], "concurrency", *tokens, concurrency)
+            scenario = Scenario(s, spec, load, row["cache_hit_share"] or 0.0, True)
+            count = whole_rounds(max(120, 3 * concurrency), concurrency)
+            o = average([scenario.outcome(times, seed, count) for seed in predict.SEEDS])
+            for at, metric in SCORED[self.name]:
+                measured = row.get(metric.replace("t_s", "t_mean_s"))
+                if at == concurrency:
+                    out[at, metric] = getattr(o, metric) / measured - 1
+        return out
+
+
+def _value(text: str) -> float | int | str | None:
+    if text == "":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        try:
+            return float(text)
+        except ValueError:
+            return text
+
+
+def mean_abs(errors: Errors, metric: str | None = None) -> float:
+    values = [abs(e) for (_, m), e in errors.items() if metric in (None, m)]
+    return sum(values) / len(values)
+
+
+def summary(table: Table, errors: Errors) -> str:
+    if table.name == "A100":
+        return f"{100 * mean_abs(errors):5.1f} %"
+    return " / ".join(f"{100 * mean_abs(errors, m):.1f}" for m in ("ttft_s", "tpot_s", "decode_tok_per_s")) + " %"
+
+
+def accuracy(tables: list[Table]) -> None:
+    print("\nAccuracy, constants from C = 1 points only, one set of priors (error, %)")
+    for t in tables:
+        errors = t.errors()
+        for c in dict.fromkeys(c for c, _ in errors):
+            cells = [f"{m} {100 * e:+.1f}" for (at, m), e in errors.items() if at == c]
+            print(f"  {t.name} C={c:<4d} {'  '.join(cells)}")
+        print(f"  {t.name} mean absolute: {summary(t, errors)}")
+    a40 = tables[0]
+    print("  jitter of the A40's client, not published (TTFT / TPOT / decode rate):")
+    for jitter in (0.0, 0.02, 0.05, 0.1, 0.2):
+        print(f"    U(0, {jitter:g} s): {summary(a40, a40.errors(jitter_s=jitter))}")
+    published = [predict.predict_published(t.params, t.shape, t.gpu, t.rows, t.facts) for t in tables]
+    inside = total = 0
+    for t, p in zip(tables, published, strict=True):
+        for point, row in zip(p["points"], t.rows, strict=True):
+            if row["concurrency"] == 1:
+                continue
+            for metric in ("ttft_s", "tpot_s", "output_tok_per_s"):
+                column = metric.replace("t_s", "t_mean_s")
+                if row.get(column):
+                    m = point["metrics"][metric]
+                    total, inside = total + 1, inside + (m["low"] <= row[column] <= m["high"])
+    print(f"  80 % intervals hold {inside} of {total} measured cells at C > 1 (both engines)")
+    naive = [
+        abs(point["metrics"]["ttft_s"]["value"] / row["ttft_mean_s"] - 1)
+        for point, row in zip(published[0]["points"], tables[0].rows, strict=True)
+        if row["engine"] == "hf" and row["concurrency"] > 1
+    ]
+    print(f"  naive server, FIFO from its own C = 1 points: TTFT at most {100 * max(naive):.2f} % off")
+
+
+def sensitivity(tables: list[Table]) -> None:
+    print("\nEach prior moved by ±25 % (mean absolute error; A40: TTFT / TPOT / decode rate)")
+    for name in tables[0].priors():
+        for factor in (0.75, 1.25):
+            cells = []
+            for t in tables:
+                priors = t.priors()
+                p = priors[name]
+                moved = min(max(p.value * factor, p.low), p.high)
+                cells.append(f"{t.name} {summary(t, t.errors(priors | {name: replace(p, value=moved)})):<20}")
+            print(f"  {name:<22}{'−' if factor < 1 else '+'}25 %   {'   '.join(cells)}")
+
+
+def cross_validation(tables: list[Table]) -> None:
+    print("\nCross-validated: mixed_rows and overlap_loss chosen on one table's cells, scored on the other's")
+    grid = [(rows, loss) for rows in (48, 64, 72, 80, 90, 100, 112) for loss in (0.1, 0.2, 0.3, 0.4, 0.5)]
+    results = {}
+    for t in tables:
+        for rows, loss in grid:
+            p = t.priors()
+            moved = {"mixed_rows": replace(p["mixed_rows"], value=rows)}
+            moved |= {"overlap_loss": replace(p["overlap_loss"], value=loss)}
+            results[t.name, rows, loss] = t.errors(p | moved)
+    for chosen, scored in ((tables[0], tables[1]), (tables[1], tables[0])):
+        rows, loss = min(grid, key=lambda g: mean_abs(results[chosen.name, *g]))
+        on, off = results[chosen.name, rows, loss], results[scored.name, rows, loss]
+        print(f"  chosen on {chosen.name}: rows {rows}, overlap loss {loss} ({summary(chosen, on).strip()} there)"
+              f" -> {scored.name}: {summary(scored, off).strip()}")  # fmt: skip
+
+
+def speed(tables: list[Table]) -> None:
+    print("\nSpeed on one core (CPU seconds)")
+    a40 = tables[0]
+    start = time.process_time()
+    run = predict.predict_run(a40.params, a40.shape, a40.gpu)
+    seconds, count = time.process_time() - start, len(run["points"])
+    print(f"  every point of the A40 run, both engines, intervals included: {seconds:.2f} s ({count} points)")
+    times = VllmTimes(a40.shape, a40.gpu, {n: p.value for n, p in a40.priors().items()})
+    for prompt, output, c, n in ((512, 128, 32, 5000), (1000, 1000, 128, 2000), (8192, 128, 32, 1000)):
+        load = Load([Prompt(prompt, output)], concurrency=c, jitter_s=0.05, warmup=c, requests=n)
+        start = time.process_time()
+        simulation.simulate(SchedulerConfig(kv_blocks=26_900), times, load)
+        print(f"  {prompt}/{output} at C = {c}: {(n + c) / (time.process_time() - start):,.0f} simulated requests/s")
+    print(f"  peak memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
+    tables = [Table("A40"), Table("A100")]
+    speed(tables)
+    accuracy(tables)
+    if not quick:
+        sensitivity(tables)
+        cross_validation(tables)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""Calibration: what it recovers, what it admits not to know, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from servebook import hardware, model
+from servebook.calibrate import calibrate
+from servebook.errors import ServebookError
+from servebook.params import ModelParams
+from servebook.steptime import VllmTimes, vllm_priors
+
+A40 = hardware.catalog()["A40"]
+SHAPE = model.load_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), Path("."))
+
+
+def point(prompt, ttft, tpot, output=128, **more):
+    base = {"engine": "vllm", "concurrency": 1, "prompt_tokens": prompt, "output_tokens": output}
+    return base | {"ttft_mean_s": ttft, "tpot_mean_s": tpot} | more
+
+
+POST_2 = [point(512, 0.088, 0.028), point(8192, 1.25, 0.0288)]
+
+
+def made(constants, prompts, histograms=False):
+    """C = 1 points as a server of these constants would give."""
+    times, out = VllmTimes(SHAPE, A40, constants), []
+    for prompt in prompts:
+        front, first = times.frontend(prompt), times.first_token(prompt, 2048)
+        p = point(prompt, front + first, times.per_token(prompt, 128))
+        if histograms:
+            p |= {"server_prefill_mean_s": first, "server_queue_mean_s": 0.0}
+        out.append(p)
+    return out
+
+
+def test_without_points_every_constant_is_its_prior():
+    c = calibrate("vllm", SHAPE, A40)
+    assert c.stage == "datasheet"
+    assert c.constants == {n: p.value for n, p in vllm_priors(SHAPE, A40).items()}
+    assert "prior" in c.notes[0]
+
+
+def test_a_sweep_of_prompt_lengths_recovers_the_gemm_rate():
+    truth = {n: p.value for n, p in vllm_priors(SHAPE, A40).items()} | {"matmul_share": 0.55, "attention_share": 0.6}
+    c = calibrate("vllm", SHAPE, A40, made(truth, [128, 512, 1024, 2048, 4096, 8192, 16384]))
+    assert c.constants["matmul_share"] == pytest.approx(0.55, rel=0.03)
+    assert c.constants["attention_share"] == pytest.approx(0.6, rel=0.10)
+    assert c.estimates["matmul_share"].sd_ratio < 0.4
+
+
+def test_server_histograms_separate_the_front_end():
+    truth = {n: p.value for n, p in vllm_priors(SHAPE, A40).items()}
+    truth |= {"frontend_request_s": 0.012, "frontend_token_s": 5e-6}
+    points = made(truth, [512, 8192], histograms=True)
+    c = calibrate("vllm", SHAPE, A40, points)
+    assert c.constants["frontend_token_s"] == pytest.approx(5e-6, rel=0.25)
+    assert c.constants["frontend_request_s"] == pytest.approx(0.012, rel=0.15)
+    blind = calibrate("vllm", SHAPE, A40, made(truth, [512, 8192]))
+    assert c.estimates["frontend_token_s"].sd < 0.6 * blind.estimates["frontend_token_s"].sd
+
+
+def test_says_that_two_tpots_cannot_tell_bandwidth_from_host_time():
+    # taken by themselves these two TPOTs ask for more than the datasheet's bandwidth or for negative host time
+    c = calibrate("vllm", SHAPE, A40, POST_2)
+    assert any({a, b} == {"bandwidth_share", "host_s"} for a, b, _ in c.correlations)
+    assert any("cannot tell bandwidth_share from host_s" in n for n in c.notes)
+    bounds = vllm_priors(SHAPE, A40)
+    for name, e in c.estimates.items():
+        assert bounds[name].low <= e.low <= e.value <= e.high <= bounds[name].high
+
+
+def test_one_point_is_enough_and_leaves_more_open():
+    one, two = (calibrate("vllm", SHAPE, A40, POST_2[:n]) for n in (1, 2))
+    assert one.stage == "calibrated"
+    assert one.estimates["attention_share"].sd >= two.estimates["attention_share"].sd
+
+
+def test_a_low_concurrency_point_decides_what_one_client_cannot():
+    from servebook import forecast
+    from servebook.params import Load, VllmEngine
+    from servebook.points import PointSpec
+
+    server = forecast.server("vllm", VllmEngine(kind="vllm", max_num_batched_tokens=2048), SHAPE, A40)
+
+    def simulated(times, p):
+        spec = PointSpec("", "vllm", "", "concurrency", p["prompt_tokens"], p["output_tokens"], p["concurrency"])
+        o = forecast.Scenario(server, spec, Load()).outcome(times, 1, 80)
+        return o.ttft_s, o.tpot_s
+
+    truth = calibrate("vllm", SHAPE, A40, POST_2).constants | {"mixed_rows": 120.0}
+    crowd = point(8192, 1, 1, concurrency=16)
+    crowd["ttft_mean_s"], crowd["tpot_mean_s"] = simulated(VllmTimes(SHAPE, A40, truth), crowd)
+    alone = calibrate("vllm", SHAPE, A40, POST_2, simulated=simulated)
+    both = calibrate("vllm", SHAPE, A40, [*POST_2, crowd], simulated=simulated)
+    assert both.estimates["mixed_rows"].sd < alone.estimates["mixed_rows"].sd
+    assert both.constants["mixed_rows"] > alone.constants["mixed_rows"] + 2
+
+
+def test_same_seed_same_samples_inside_the_bounds():
+    c = calibrate("vllm", SHAPE, A40, POST_2)
+    assert c.samples(8, 3) == c.samples(8, 3) != c.samples(8, 4)
+    for draw in c.samples(64):
+        for name, prior in vllm_priors(SHAPE, A40).items():
+            assert prior.low <= draw[name] <= prior.high
+
+
+def test_a_ttft_that_the_cache_shortened_teaches_nothing():
+    cached = point(1000, 0.023, 0.0285, cache_hit_share=0.5)
+    c = calibrate("vllm", SHAPE, A40, [cached])
+    assert {what for what, _ in c.residuals} == {"tpot 1000/128"}
+
+
+@pytest.mark.parametrize(
+    ("points", "says"),
+    [
+        ([point(512, -0.1, 0.028)], "positive"),
+        ([point(512, 0.088, 0.0)], "positive"),
+        ([point(8192, 0.5, 0.0288)], "compute floor of 80"),  # 1.2e14 FLOPs at 149.7 TFLOP/s
+        ([point(512, 0.088, 0.015)], "reading the weights"),
+        ([point(512, 0.088, 0.028), point(512, 0.3, 0.028)], "contradict"),
+        ([point(512, 0.9, 0.028), point(2048, 0.31, 0.028)], "contradict"),
+        ([point(512, 0.9, 0.028), point(8192, 1.25, 0.3)], "no physically possible|contradict"),
+    ],
+)
+def test_impossible_points_are_refused_in_one_line(points, says):
+    with pytest.raises(ServebookError, match=says) as error:
+        calibrate("vllm", SHAPE, A40, points)
+    assert "\n" not in error.value.line()

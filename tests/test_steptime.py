@@ -1,0 +1,108 @@
+"""Step times: hand-worked figures, parts that sum, bounds and backends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from servebook import hardware, model
+from servebook.params import ModelParams
+from servebook.scheduler import Request, Step
+from servebook.steptime import NaiveTimes, VllmTimes, naive_priors, vllm_priors
+
+CATALOG = hardware.catalog()
+A40 = CATALOG["A40"]
+
+
+@pytest.fixture(scope="module")
+def qwen():
+    return model.load_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), Path("."))
+
+
+def constants(**over):
+    base = {
+        "bandwidth_share": 1.0, "matmul_share": 1.0, "overlap_loss": 0.0, "attention_share": 1.0, "mixed_rows": 1.0,
+        "host_s": 0.0, "host_per_sequence_s": 0.0, "frontend_request_s": 0.0, "frontend_token_s": 0.0,
+        "layer_launch_s": 0.0, "kv_recopy": 3.0,
+    }  # fmt: skip
+    return base | over
+
+
+def step(decodes, kv, *chunks):
+    return Step(0, decodes, kv, [(Request(i, 1, 1), n, before, last) for i, (n, before, last) in enumerate(chunks)])
+
+
+def test_at_datasheet_rates_decode_is_weights_and_kv_over_bandwidth(qwen):
+    # posts: 14.14 GB of weights, 57,344 bytes of KV a token, 696 GB/s
+    a, b = VllmTimes(qwen, A40, constants()).decode(8, 0)
+    assert a == pytest.approx(14.14e9 / 696e9, rel=2e-3)
+    assert b == pytest.approx(57_344 / 696e9)
+
+
+def test_at_datasheet_rates_a_prefill_step_is_its_flops(qwen):
+    # post 2: 6.74e12 FLOPs for 512 prompt tokens, 149.7 TFLOP/s: 45 ms
+    seconds = VllmTimes(qwen, A40, constants()).mixed(step(0, 0, (512, 0, True)))
+    assert seconds == pytest.approx(6.74e12 / 149.7e12, rel=2e-3)
+    # nothing hidden: weights are added, ~65 ms in post 2
+    loss = VllmTimes(qwen, A40, constants(overlap_loss=1.0)).mixed(step(0, 0, (512, 0, True)))
+    assert loss == pytest.approx(0.065, rel=0.02)
+
+
+def test_chunks_of_a_prompt_cost_its_attention_once(qwen):
+    times = VllmTimes(qwen, A40, constants())
+    whole = times.prefill_attention(0, 8192)
+    parts = sum(times.prefill_attention(2048 * i, 2048) for i in range(4))
+    assert parts == pytest.approx(whole)
+
+
+def test_mixed_steps_pay_rows_only_with_flash_attention_2(qwen):
+    for backend, gpu, rows in (("FLASH_ATTN_2", A40, 90), ("FLASH_ATTN_3", CATALOG["H200"], 1.2)):
+        priors = vllm_priors(qwen, gpu, {"attention_backend": backend})
+        assert priors["mixed_rows"].value == rows
+    times = VllmTimes(qwen, A40, constants(mixed_rows=90, attention_share=0.5))
+    kv = 31 * 8200
+    extra = times.mixed(step(31, kv, (2017, 0, False))) - times.mixed(step(31, 0, (2017, 0, False)))
+    assert extra == pytest.approx(90 * qwen.attention_flops_per_context_token * kv / (0.5 * 149.7e12))
+    _, pure_b = times.decode(31, kv)
+    assert extra > 3 * pure_b * kv  # what the same KV costs in a pure decode step
+
+
+@pytest.mark.parametrize("name", sorted(CATALOG))
+def test_priors_lie_inside_their_bounds_on_every_card(qwen, name):
+    for priors in (vllm_priors(qwen, CATALOG[name]), naive_priors(qwen, CATALOG[name])):
+        for prior in priors.values():
+            assert prior.low <= prior.value <= prior.high and prior.sd > 0 and prior.why
+
+
+@pytest.mark.parametrize("chunks", [[], [(2000, 0, False)], [(100, 50, True), (1900, 0, False)]])
+def test_parts_sum_to_the_step(qwen, chunks):
+    priors = {n: p.value for n, p in vllm_priors(qwen, A40).items()}
+    times = VllmTimes(qwen, A40, priors)
+    s = step(20, 20 * 4000, *chunks)
+    a, b = times.decode(20, s.kv_tokens)
+    seconds = times.mixed(s) if chunks else a + b * s.kv_tokens
+    assert sum(times.parts(20, s.kv_tokens, chunks).values()) == pytest.approx(seconds)
+    naive = NaiveTimes(qwen, A40, {n: p.value for n, p in naive_priors(qwen, A40).items()})
+    assert sum(naive.parts(512, 128).values()) == pytest.approx(naive.per_token(512, 128))
+
+
+def test_naive_is_launch_bound_on_a_fast_card_only(qwen):
+    for name, bound in (("H200", "host"), ("L4", "weights")):
+        naive = NaiveTimes(qwen, CATALOG[name], {n: p.value for n, p in naive_priors(qwen, CATALOG[name]).items()})
+        parts = naive.parts(512, 128)
+        assert max(parts, key=parts.__getitem__) == bound
+
+
+def test_tensor_parallel_ranks_share_the_work(qwen):
+    one, four = VllmTimes(qwen, A40, constants()), VllmTimes(qwen, A40, constants(), gpus=4)
+    assert four.decode(1, 0)[0] == pytest.approx(one.decode(1, 0)[0] / 4)
+
+
+def test_sliding_window_bounds_what_decodes_read():
+    import dataclasses
+
+    shape = model.load_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), Path("."))
+    windowed = dataclasses.replace(shape, sliding_window=1000, sliding_layers=shape.layers)
+    times, plain = VllmTimes(windowed, A40, constants()), VllmTimes(shape, A40, constants())
+    a, b = times.decode(4, 4 * 8000)
+    assert a + b * 32000 == pytest.approx(sum(f * k for f, k in zip(plain.decode(4, 0), (1, 4000), strict=True)))
