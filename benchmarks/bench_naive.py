@@ -60,13 +60,18 @@ def main() -> int:
             bare, served = [], []
             for repeat in range(options.repeats + 2):
                 prompt = [rng.randrange(model.vocab) for _ in range(options.prompt_tokens)]
-                pair = bare_tpot_s(model, prompt, options.output_tokens), http_tpot_s(engine.url, prompt, options.output_tokens)
+                pair = (
+                    bare_tpot_s(model, prompt, options.output_tokens),
+                    http_tpot_s(engine.url, prompt, options.output_tokens),
+                )
                 if repeat >= 2:  # the first two warm caches up
                     bare.append(pair[0])
                     served.append(pair[1])
     ratio = statistics.median(s / b for s, b in zip(served, bare, strict=True))
     low, _, high = statistics.quantiles((s / b for s, b in zip(served, bare, strict=True)), n=4)
-    print(f"{options.config} on {model.facts['device']}, {options.prompt_tokens}/{options.output_tokens} tokens, {options.repeats} pairs")
+    print(
+        f"{options.config} on {model.facts['device']}, {options.prompt_tokens}/{options.output_tokens} tokens, {options.repeats} pairs"
+    )
     print(f"bare loop  TPOT {1e3 * statistics.median(bare):.3f} ms")
     print(f"over HTTP  TPOT {1e3 * statistics.median(served):.3f} ms")
     print(f"ratio {ratio:.3f} (quartiles {low:.3f}–{high:.3f}), limit {options.limit}")

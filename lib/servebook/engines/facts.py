@@ -50,7 +50,7 @@ def vllm_facts(url: str, log: Path, *, flags: list[str], on_cpu: bool) -> dict[s
     facts["version"] = version.get("version") if isinstance(version, dict) else facts["version"]
     facts["max_model_len"] = next((m.get("max_model_len") for m in served_models(url)), facts["max_model_len"])
     if on_cpu:
-        facts["attention_backend"] = facts["attention_backend"] or "CPU_ATTN"
+        facts["attention_backend"] = facts["attention_backend"] or "CPU"
         facts["cuda_graphs"] = False
         # vLLM's CPU platform turns it off whatever was asked (platforms/cpu.py)
         facts["async_scheduling"] = False

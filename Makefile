@@ -1,0 +1,79 @@
+# servebook. `make` alone prints what there is. Everything runs in .venv, which the first target that needs it makes.
+PARAMS ?= params/demo.yaml
+VENV ?= .venv
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# cpu or cuda, by whether an NVIDIA GPU is here; `make KIND=cpu …` overrides
+KIND ?= $(shell { [ -e /dev/nvidia0 ] || nvidia-smi -L 2>/dev/null | grep -q GPU; } && echo cuda || echo cpu)
+PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready-$(KIND)
+LOCK := requirements/$(KIND).lock
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Where pip's own index has no CPU build of torch, that one package comes from PyTorch's
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+
+# The book's notebooks run in this venv's python, also where the user has another kernel of the same name
+export JUPYTER_PREFER_ENV_PATH := 1
+# Packages are installed without compiling them: half of the set-up's time, and most modules are never imported.
+# Python compiles and keeps each at its first import, which this variable would forbid
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help report plan check preflight test lint lab lock clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@echo "  with PARAMS=params/x.yaml for another run (now $(PARAMS)), KIND=cpu|cuda for another set of packages (now $(KIND))"
+
+report: $(READY)  ## predict, serve, measure, explain: outputs/<run>/report.html
+	@$(BIN)/servebook run $(PARAMS)
+
+plan: $(READY)  ## every point of a run with its predicted time and cost
+	@$(BIN)/servebook plan $(PARAMS)
+
+check: $(READY)  ## validate a parameter file
+	@$(BIN)/servebook check $(PARAMS)
+
+preflight: $(READY)  ## is this machine fit to run it: driver, toolchain, disk, ports, GPU
+	@$(BIN)/servebook preflight $(PARAMS)
+
+test: $(READY)  ## all tests
+	@$(BIN)/python -m pytest
+
+lint: $(READY)  ## ruff and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+lab: $(READY)  ## JupyterLab on this machine, with a token
+	@$(BIN)/jupyter lab --ip=127.0.0.1 notebooks
+
+lock: $(READY)  ## resolve requirements/*.in again into *.lock
+	@$(BIN)/python requirements/lock.py cpu
+	@$(BIN)/python requirements/lock.py cuda
+
+clean:  ## remove the venv, caches and the demo's output; other runs stay
+	rm -rf $(VENV) outputs/demo .pytest_cache .ruff_cache .mypy_cache lib/*.egg-info
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
+
+# Set up when the lock or the package's own metadata changed. The stamp comes last, so an interrupted one is done again.
+$(READY): $(LOCK) pyproject.toml
+	@[ -n "$(PYTHON)" ] || { echo "servebook needs Python 3.11, 3.12 or 3.13: install one, or name it with make PYTHON=…" >&2; exit 1; }
+	@[ -z "$$(ls $(VENV)/.ready-* 2>/dev/null | grep -v '$@$$')" ] || { echo "set-up: another set of packages is in $(VENV), making it new"; rm -rf $(VENV); }
+	@rm -f $@
+	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); \
+		echo "servebook needs Python's venv module: install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@echo "set-up: installing $$(grep -c == $(LOCK)) packages of $(LOCK) into $(VENV), a few minutes the first time"
+ifeq ($(KIND),cpu)
+	@torch=$$(grep '^torch==' $(LOCK)); $(PIP) install -q --no-deps --no-compile "$$torch" 2>/dev/null || \
+		$(PIP) install -q --no-deps --no-compile --index-url $(TORCH_CPU_INDEX) "$$torch" || \
+		{ echo "set-up: $$torch is neither at pip's index nor at $(TORCH_CPU_INDEX)" >&2; exit 1; }
+	@$(PIP) uninstall -q -y $$(sed -n 's/^# without://p' requirements/cpu.in) 2>/dev/null
+endif
+	@$(PIP) install -q --no-deps --no-compile -r $(LOCK)
+	@$(PIP) install -q --no-deps --no-compile --no-build-isolation -e .
+	@touch $@
