@@ -22,8 +22,10 @@ from .steptime import NaiveTimes, Prior, VllmTimes, naive_priors, vllm_priors
 
 Z80 = 1.2816  # half-width of an 80 % interval in standard deviations
 TPOT_SD, TTFT_SD = 0.01, 0.015  # how well the step-time form itself holds at C = 1 (relative)
+CPU_NOISE = 8.0  # a CPU shared with the client and whatever else runs varies that much more
 FRONTEND_SD_S, FRONTEND_SD = 0.001, 0.05  # of the front-end time left over from the server's histograms
 SIMULATED_SD = 0.04  # of a point at C > 1
+IMPOSSIBLE = 2.5  # a point that the best fit misses by this factor was not measured on this model and machine
 HIT_SHARE = 0.02  # prefix-cache hits above which a TTFT is not a prefill
 LEARNED, ALIKE = 0.9, 0.8  # posterior/prior sd under which the data said something; |correlation| they can't resolve
 
@@ -97,7 +99,7 @@ def calibrate(
     known, server_prefill_mean_s and server_queue_mean_s. budget: max_num_batched_tokens. simulated: (times, point) →
     (ttft_s, tpot_s) for points at C > 1, which are left out without it. Raises ServebookError for impossible points.
     """
-    naive = kind == "naive"
+    naive, noisier = kind == "naive", CPU_NOISE if gpu.is_cpu else 1.0
     priors = priors or (naive_priors(shape, gpu) if naive else vllm_priors(shape, gpu, facts))
     names = tuple(priors)
     mean = np.array([p.value for p in priors.values()])
@@ -123,23 +125,25 @@ def calibrate(
             label = f"{prompt}/{output}"
             first = times.prefill(prompt) if isinstance(times, NaiveTimes) else times.first_token(prompt, budget)
             front, server = times.frontend(prompt), _server_prefill(p)
+            ttft_sd = _noise(p, "ttft", noisier * TTFT_SD)
             if p["ttft_mean_s"] is None:
                 pass  # shortened by the prefix cache
             elif server is None:
-                out.append((f"ttft {label}", math.log((front + first) / p["ttft_mean_s"]), _noise(p, "ttft", TTFT_SD)))
+                out.append((f"ttft {label}", math.log((front + first) / p["ttft_mean_s"]), ttft_sd))
             else:
-                out.append((f"prefill {label}", math.log(first / server[0]), _noise(p, "ttft", TTFT_SD)))
-                out.append((f"front end {label}", front - server[1], FRONTEND_SD_S + FRONTEND_SD * server[1]))
+                out.append((f"prefill {label}", math.log(first / server[0]), ttft_sd))
+                out.append((f"front end {label}", front - server[1], FRONTEND_SD_S + noisier * FRONTEND_SD * server[1]))
             if output > 1 and p.get("tpot_mean_s"):
                 predicted = times.per_token(prompt, output)
-                out.append((f"tpot {label}", math.log(predicted / p["tpot_mean_s"]), _noise(p, "tpot", TPOT_SD)))
+                tpot_sd = _noise(p, "tpot", noisier * TPOT_SD)
+                out.append((f"tpot {label}", math.log(predicted / p["tpot_mean_s"]), tpot_sd))
         for p in crowd:
             assert simulated is not None and p["ttft_mean_s"]
             label = f"C={p['concurrency']} {p['prompt_tokens']}/{p['output_tokens']}"
             ttft, tpot = simulated(times, p)
-            out.append((f"ttft {label}", math.log(ttft / p["ttft_mean_s"]), 1.5 * SIMULATED_SD))
+            out.append((f"ttft {label}", math.log(ttft / p["ttft_mean_s"]), 1.5 * noisier * SIMULATED_SD))
             if p.get("tpot_mean_s"):
-                out.append((f"tpot {label}", math.log(tpot / p["tpot_mean_s"]), SIMULATED_SD))
+                out.append((f"tpot {label}", math.log(tpot / p["tpot_mean_s"]), noisier * SIMULATED_SD))
         return out
 
     from scipy.optimize import least_squares
@@ -153,15 +157,19 @@ def calibrate(
         x_scale=1.0,
     )
     covariance = np.linalg.inv(fit.jac.T @ fit.jac) * np.outer(sd, sd)
-    residuals = [(what, r) for what, r, _ in misfit(fit.x)]
-    for what, r in residuals:
-        if "front end" not in what and abs(r) > math.log(2.5):
+    found = np.clip(mean + sd * fit.x, bounds[0], bounds[1])
+    residuals = []
+    for what, r, _ in misfit(fit.x):
+        if "front end" in what:
+            continue
+        residuals.append((what, math.expm1(r)))
+        if abs(r) > math.log(IMPOSSIBLE * (2 if gpu.is_cpu else 1)):
             raise ServebookError(
                 f"no physically possible constants explain {what} (off by {math.exp(abs(r)):.1f}×)",
                 "calibration",
                 "Measure these points again on an idle machine, or check model and hardware in the parameters",
             )
-    return _calibration("calibrated", priors, names, mean + sd * fit.x, covariance, bounds, residuals, False)
+    return _calibration("calibrated", priors, names, found, covariance, bounds, residuals, False)
 
 
 def _calibration(
@@ -199,8 +207,7 @@ def _calibration(
         if untold:
             notes.append(f"the data say nothing of {', '.join(untold)}: they stay at their priors")
         notes += [f"the data cannot tell {a} from {b} (correlation {c:+.2f})" for a, b, c in pairs]
-        large = [(what, r) for what, r in residuals if "front end" not in what and abs(r) > 0.1]
-        notes += [f"the fit misses {what} by {100 * r:+.0f} %" for what, r in large]
+        notes += [f"the fit misses {what} by {100 * r:+.0f} %" for what, r in residuals if abs(r) > 0.1]
         notes += [
             f"{n} lies on its physical bound {e.value:.3g}"
             for n, e in estimates.items()
@@ -211,10 +218,10 @@ def _calibration(
 
 def _noise(point: Mapping[str, Any], metric: str, floor: float) -> float:
     """Relative sd of a measured mean: its 95 % interval where there is one, and what the form itself can't do."""
-    low, high = point.get(f"{metric}_ci_low_s"), point.get(f"{metric}_ci_high_s")
-    if low is None or high is None or not high > low:
+    low, high, mean = (point.get(f"{metric}_{k}_s") for k in ("ci_low", "ci_high", "mean"))
+    if low is None or high is None or not mean or not high > low:
         return floor
-    return math.hypot(floor, (high - low) / 3.92 / point[f"{metric}_mean_s"])
+    return math.hypot(floor, (high - low) / 3.92 / mean)
 
 
 def _server_prefill(point: Mapping[str, Any]) -> tuple[float, float] | None:

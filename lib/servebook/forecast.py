@@ -86,7 +86,7 @@ def server(name: str, engine: Engine, shape: ModelShape, gpu: Gpu, facts: Mappin
     seats = known.get("max_num_seqs") or given.max_num_seqs or default[1]
     budget = max(int(budget), int(seats)) if "max_num_batched_tokens" not in known else int(budget)
     context = int(known.get("max_model_len") or given.max_model_len or shape.max_context_tokens)
-    block = int(known.get("block_size") or 16)
+    block = int(known.get("block_size") or (128 if gpu.is_cpu else 16))
     tokens, source = _kv_pool(given, shape, gpu, gpus, budget, int(seats), known)
     problem = None
     if tokens <= 0:
@@ -94,7 +94,7 @@ def server(name: str, engine: Engine, shape: ModelShape, gpu: Gpu, facts: Mappin
     elif context > tokens and "kv_cache_tokens" not in known:
         problem = f"does not fit: vLLM refuses a context of {context:,} over a KV pool of {tokens:,}; set max_model_len"
     caching = known.get("prefix_caching", given.prefix_caching)
-    asynchronous = known.get("async_scheduling", True)
+    asynchronous = known.get("async_scheduling", not gpu.is_cpu)
     config = SchedulerConfig(
         max_num_batched_tokens=budget, max_num_seqs=int(seats), kv_blocks=max(tokens // block - 1, 1), block_size=block,
         async_scheduling=bool(asynchronous), prefix_caching=bool(caching),

@@ -29,7 +29,7 @@ SEEDS = (1, 2)
 SAMPLES = 12
 # relative sd of what the form gets wrong: at C = 1 on a calibrated shape, and elsewhere
 DISCREPANCY = {"ttft_s": (0.02, 0.05), "tpot_s": (0.012, 0.035)}
-CPU_DISCREPANCY = 3.0  # a shared CPU varies that much more
+CPU_DISCREPANCY = 5.0  # a shared CPU varies that much more
 PUBLISHED_JITTER_S = 0.05  # assumed of the posts' client, which names none: C = 1 figures allow 0 to 0.05
 
 

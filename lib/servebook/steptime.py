@@ -60,16 +60,16 @@ def vllm_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object] | None 
 
 
 def _cpu_vllm_priors(shape: ModelShape) -> dict[str, Prior]:
-    host, shared = 0.004 + 0.0006 * shape.layers, "engine and client share the cores"
+    host, shared = 0.002 + 0.0004 * shape.layers, "engine and client share the cores"
     return {
         "bandwidth_share": Prior(0.6, 0.2, 0.1, 1.0, f"of a measured copy; {shared}"),
-        "matmul_share": Prior(0.25, 0.12, 0.01, 0.9, f"of cores × clock × vector width; {shared}"),
+        "matmul_share": Prior(0.3, 0.12, 0.01, 0.9, f"of cores × clock × vector width; {shared}"),
         "overlap_loss": Prior(0.8, 0.2, 0.0, 1.0, "a CPU core waits for its loads"),
-        "attention_share": Prior(0.08, 0.05, 0.002, 0.6, "CPU attention kernels"),
+        "attention_share": Prior(0.12, 0.06, 0.002, 0.6, "CPU attention kernels"),
         "mixed_rows": Prior(1.5, 0.5, 1, 16, "no query tiles"),
         "host_s": Prior(host, 0.5 * host, 0.0, 0.2, "eager PyTorch: Python and small operators a layer", "s"),
-        "host_per_sequence_s": Prior(3e-4, 2e-4, 0.0, 5e-3, f"scheduling, detokenizing, streaming; {shared}", "s"),
-        "frontend_request_s": Prior(0.006, 0.004, 0.0, 0.2, "HTTP, JSON and the way through the engine's queues", "s"),
+        "host_per_sequence_s": Prior(1e-4, 8e-5, 0.0, 5e-3, f"scheduling, detokenizing, streaming; {shared}", "s"),
+        "frontend_request_s": Prior(0.010, 0.006, 0.0, 0.2, "HTTP, JSON and the way through the engine's queues", "s"),
         "frontend_token_s": Prior(2e-6, 1.5e-6, 0.0, 1e-4, "parsing, validating and hashing prompt tokens", "s"),
     }
 
