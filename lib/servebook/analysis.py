@@ -107,6 +107,27 @@ def engine_gap(points: Any, baseline: str, other: str) -> pd.DataFrame:
     return table.reset_index()
 
 
+def waterfalls(points: Any, predicted: Iterable[Mapping[str, Any]], engine: str) -> list[dict[str, Any]]:
+    """What charts.waterfall takes, for the largest measured C of each concurrency sweep of an engine.
+
+    predicted: the engine's frozen points, each with its waterfall [(label, seconds)] from the roofline to the prediction.
+    """
+    said = {(p["sweep"], p["point"]): p for p in predicted if p.get("waterfall")}
+    drawn = []
+    frame = _frame(points, "concurrency")
+    for sweep, group in frame[frame["engine"] == engine].groupby("sweep", sort=False) if len(frame) else []:
+        for row in group.sort_values("concurrency", ascending=False).to_dict("records"):
+            p = said.get((sweep, row["point"]))
+            if p and row["tpot_mean_s"]:
+                parts = [(label, seconds) for label, seconds in p["waterfall"]]
+                what = f"TPOT at C = {row['concurrency']:.0f}, {row['prompt_tokens']:,.0f} in"
+                drawn.append(
+                    {"parts": parts, "measured": row["tpot_mean_s"], "what": what, "engine": engine, "id": f"waterfall-{sweep}"}
+                )
+                break
+    return drawn
+
+
 def run_cost(sessions: list[Mapping[str, Any]], points: Any, price_per_hour: float, start_s: float = 0.0) -> dict[str, float]:
     """What the run took and cost: wall, measuring (time inside points), engine starts, the rest; seconds and money.
 

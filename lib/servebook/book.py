@@ -13,14 +13,16 @@ import time
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import files, hardware, model, params, points, predict, provenance, results
+from . import analysis, closed_forms, files, hardware, model, params, points, predict, provenance, results, roofline
 from .errors import ServebookError
 from .points import PointSpec
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 ROOT = Path(__file__).parents[2]  # the checkout: the package is installed editable
-PLANNED, PAST_LIMIT = "planned", "time limit"
 
 
 def find_params(path: str | Path) -> Path:
@@ -167,11 +169,14 @@ class Book:
         return self.dir / "requests" / spec.sweep / spec.engine / f"{spec.point}.json"
 
     def _limit_file(self, sweep: str, engine: str) -> Path:
-        return self.dir / "requests" / sweep / engine / "stopped.json"
+        return self.dir / "stops" / f"{sweep}.{engine}.json"
 
     def _past_limit(self, spec: PointSpec) -> bool:
         stopped = files.read_json(self._limit_file(spec.sweep, spec.engine))
         return bool(stopped) and spec.point in stopped["points"]
+
+    def sweep_names(self, kind: str) -> list[str]:
+        return [name for name, s in self.params.sweeps.items() if s.kind == kind]
 
     # --- engines ------------------------------------------------------------------------------------------------
 
@@ -234,7 +239,7 @@ class Book:
 
     def _stop_here(self, sweep: str, engine: str, left: list[str], minutes: float | None) -> None:
         why = f"stopped after {minutes:g} min, the limit set for {engine} here; not measured: {', '.join(left)}"
-        files.write_json(self._limit_file(sweep, engine), {"points": left, "why": why, "minutes": minutes})
+        files.write_json(self._limit_file(sweep, engine), {"sweep": sweep, "engine": engine, "points": left, "why": why})
         self._tell(f"{sweep} {engine}: {why}", True)
 
     def vocab(self) -> range:
@@ -246,11 +251,10 @@ class Book:
 
     def floors(self, spec: PointSpec) -> dict[str, float]:
         """Times that no server on this hardware can beat: the point is suspect where a figure is below."""
-        from . import roofline
-
+        rates = (self.gpu.flops_per_s(self.shape.compute_dtype), self.gpu.bytes_per_s)
         return {
-            "ttft_floor_s": roofline.ttft_lower_bound_s(self.shape, self.gpu, spec.prompt_tokens),
-            "tpot_floor_s": roofline.tpot_lower_bound_s(self.shape, self.gpu, 1, spec.prompt_tokens),
+            "ttft_floor_s": roofline.ttft_bound_s(self.shape, *rates, prompt_tokens=spec.prompt_tokens),
+            "tpot_floor_s": roofline.tpot_bound_s(self.shape, *rates, batch=1, context_tokens=spec.prompt_tokens),
         }
 
     # --- what came out ------------------------------------------------------------------------------------------
@@ -258,15 +262,104 @@ class Book:
     def stored_points(self) -> list[dict[str, Any]]:
         return results.read_points(self.dir)
 
+    def points(self, engines: list[str] | None = None) -> pd.DataFrame:
+        """Every measured point, one row each (schema results.POINT_KEYS), of all engines or those given."""
+        frame = results.points_frame(self.dir)
+        return frame if engines is None else frame[frame["engine"].isin(engines)].reset_index(drop=True)
+
+    def requests(self, sweep: str) -> pd.DataFrame:
+        """Every request row of a sweep, with the point it belongs to."""
+        import pandas as pd
+
+        frames = []
+        for p in self.stored_points():
+            if p["sweep"] == sweep:
+                rows = results.rows_frame(self.dir, sweep, p["engine"], p["point"])
+                frames.append(rows.assign(**{k: p[k] for k in ("sweep", "engine", "point", "concurrency", "rate_per_s")}))
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+    def largest_series(self, sweep: str, engine: str) -> pd.DataFrame:
+        """The server's counters over time at the largest concurrency of a sweep; empty where it reported none."""
+        import pandas as pd
+
+        own = [p for p in self.stored_points() if p["sweep"] == sweep and p["engine"] == engine]
+        if not own:
+            return pd.DataFrame()
+        return results.series_frame(self.dir, sweep, engine, max(own, key=lambda p: p["concurrency"] or 0)["point"])
+
+    def predictions(self) -> dict[str, Any]:
+        """The content of predictions.json."""
+        return files.read_json(self.dir / "predictions.json") or {"frozen": []}
+
+    def author_points(self) -> list[dict[str, Any]]:
+        """The posts' closed forms for this run: at the datasheet's rates, or each engine's at its first C = 1 point."""
+        rates = {}
+        for engine, kind in self.engine_kinds().items():
+            alone = [p for p in self.stored_points() if p["engine"] == engine and p["sweep"] == points.CALIBRATION]
+            rates[engine] = roofline.Rates(self.gpu.bytes_per_s, self.gpu.flops_per_s(self.shape.compute_dtype))
+            if alone and alone[0]["ttft_mean_s"] and alone[0]["tpot_mean_s"]:
+                passes = roofline.NAIVE_KV_PASSES if kind == "naive" else 1
+                p = alone[0]
+                rates[engine] = roofline.Rates.measured(
+                    self.shape, prompt_tokens=p["prompt_tokens"], ttft_s=p["ttft_mean_s"], tpot_s=p["tpot_mean_s"], kv_passes=passes
+                )  # fmt: skip
+        return closed_forms.author_points(self.params, self.shape, rates, self.all_facts())
+
+    def scores(self) -> pd.DataFrame:
+        """Predictions of every stage against the points that were held out of calibration, the posts' way beside."""
+        from . import score
+
+        taught = {(p.prompt_tokens, p.output_tokens) for p in self.params.calibration}
+        stages = [*self.predictions()["frozen"], {"stage": closed_forms.STAGE, "points": self.author_points()}]
+        scored = score.score(self.points(), stages)
+        alone = (scored["concurrency"] == 1) & [
+            (p, o) in taught for p, o in zip(scored["prompt_tokens"], scored["output_tokens"], strict=True)
+        ]
+        return scored[(scored["sweep"] != points.CALIBRATION) & ~alone].reset_index(drop=True)
+
+    def engine_kinds(self) -> dict[str, str]:
+        return {name: engine.kind for name, engine in self.params.engines.items()}
+
+    @property
+    def main_engine(self) -> str:
+        """The engine that the headline is about: the first that batches, else the first."""
+        return next((n for n, kind in self.engine_kinds().items() if kind != "naive"), next(iter(self.params.engines)))
+
+    def shown_facts(self, engines: list[str]) -> dict[str, dict[str, Any]]:
+        """Facts without what names this machine's processes and folders."""
+        hidden = {"pid", "url", "process", "flags", "log"}
+        return {n: {k: v for k, v in self.facts(n).items() if k not in hidden} for n in engines}
+
+    def versions_line(self) -> str:
+        """Engine versions for the headline."""
+        told = {n: self.facts(n) for n in self.params.engines}
+        return ", ".join(f"{n} {f['version']}" for n, f in told.items() if f.get("version")) or "no engine ran"
+
+    @property
+    def figures(self) -> Path:
+        return self.dir / "figures"
+
     def stopped(self) -> list[dict[str, Any]]:
-        """Sweeps that ended before their last point, with the reason."""
-        found = sorted(self.dir.glob("requests/*/*/stopped.json"))
-        return [{"sweep": f.parent.parent.name, "engine": f.parent.name, **json.loads(f.read_text())} for f in found]
+        """Sweeps that ended before their last point: sweep, engine, points left, why."""
+        return [json.loads(f.read_text()) for f in sorted((self.dir / "stops").glob("*.json"))]
 
     def failed_engines(self) -> dict[str, str]:
         """Engines that did not start in the last session, with the reason."""
         found = sorted((self.dir / "engines").glob("*.failed.json"))
         return {f.name.removesuffix(".failed.json"): json.loads(f.read_text())["why"] for f in found}
+
+    def cost(self) -> dict[str, float]:
+        """What the run took and cost so far, over all sessions."""
+        sessions = self.provenance()["sessions"]
+        start_s = sum(f.get("startup_s") or 0.0 for f in self.all_facts().values())
+        return analysis.run_cost(sessions, self.stored_points(), self.params.hardware.price_per_hour, start_s)
+
+    def notes(self) -> Any:
+        """The author's own words: notes/<run>.md, where it exists."""
+        from IPython.display import Markdown
+
+        path = ROOT / "notes" / f"{self.params.run}.md"
+        return Markdown(path.read_text(encoding="utf-8")) if path.exists() else None
 
     # --- sessions -----------------------------------------------------------------------------------------------
 

@@ -172,7 +172,8 @@ def execute(source: Path, target: Path, parameters: dict[str, Any]) -> None:
     partial = target.with_name(target.name.replace(".ipynb", ".failed.ipynb"))
     try:
         papermill.execute_notebook(
-            str(source), str(partial), parameters, kernel_name="python3", progress_bar=False, cwd=str(source.parent)
+            str(source), str(partial), parameters, kernel_name="python3", progress_bar=False, cwd=str(source.parent),
+            extra_arguments=["--IPKernelApp.log_level=ERROR"],  # it warns of its own loopback sockets at every start
         )
     except (PapermillException, DeadKernelError, RuntimeError) as error:
         raise _notebook_fault(source, partial, error) from error
@@ -187,11 +188,26 @@ def execute(source: Path, target: Path, parameters: dict[str, Any]) -> None:
 
 def _notebook_fault(source: Path, partial: Path, error: Exception) -> ServebookError:
     name, value = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
-    cell = getattr(error, "cell_index", None)
-    where = f"{source.name}, cell {cell}" if cell is not None else source.name
     first_line = str(value).strip().splitlines()[0] if str(value).strip() else name
     what = first_line if name == "ServebookError" else f"{name}: {first_line}"
-    return ServebookError(what.rstrip("."), where, f"The copy up to there is {partial}; mend it and run again: what is measured is kept")
+    return ServebookError(
+        what.rstrip("."), _failed_cell(source, partial), f"The copy up to there is {partial}; mend it and run again: what is measured is kept"
+    )
+
+
+def _failed_cell(source: Path, partial: Path) -> str:
+    """The notebook and the failed cell as its author counts, from 1, with the heading above it."""
+    try:
+        ran = json.loads(partial.read_text(encoding="utf-8"))["cells"]
+    except (OSError, ValueError):
+        return source.name
+    failed = next((c for c in ran if any(o["output_type"] == "error" for o in c.get("outputs", []))), None)
+    cells = json.loads(source.read_text(encoding="utf-8"))["cells"]
+    index = next((i for i, c in enumerate(cells) if failed and c.get("id") == failed.get("id")), None)
+    if index is None:
+        return source.name
+    above = [line for c in cells[:index] if c["cell_type"] == "markdown" for line in "".join(c["source"]).splitlines() if line.startswith("#")]
+    return f"{source.name}, cell {index + 1}" + (f" (under {above[-1].lstrip('# ')!r})" if above else "")
 
 
 @contextlib.contextmanager

@@ -42,6 +42,10 @@ POINT_KEYS = (
     "goodput_per_s", "client_gap_mean_s", "client_cpu_s", "client_loop_lag_p99_s", "started_at", "verdict", "reasons",
 )  # fmt: skip
 
+TEXT_KEYS = frozenset(
+    ("sweep", "engine", "kind", "point", "stop_reason", "itl_is_event_gap", "started_at", "verdict", "reasons", "phase", "ok", "error", "gaps_ms")
+)
+
 
 class Rows(list[dict[str, Any]]):
     """Request rows in the order they ended; `notes` says what had to be repaired to read them."""
@@ -178,7 +182,7 @@ def points_frame(run_dir: Path) -> pd.DataFrame:
     import pandas as pd
 
     points = read_points(run_dir)
-    return pd.DataFrame(points, columns=list(dict.fromkeys([*POINT_KEYS, *(k for p in points for k in p)])))
+    return _numbers(pd.DataFrame(points, columns=list(dict.fromkeys([*POINT_KEYS, *(k for p in points for k in p)]))))
 
 
 def rows_frame(run_dir: Path, sweep: str, engine: str, point: str) -> pd.DataFrame:
@@ -186,7 +190,16 @@ def rows_frame(run_dir: Path, sweep: str, engine: str, point: str) -> pd.DataFra
     import pandas as pd
 
     rows = read_rows(rows_path(run_dir, sweep, engine, point))
-    return pd.DataFrame(rows, columns=list(dict.fromkeys([*ROW_KEYS, *(k for r in rows for k in r)])))
+    return _numbers(pd.DataFrame(rows, columns=list(dict.fromkeys([*ROW_KEYS, *(k for r in rows for k in r)]))))
+
+
+def _numbers(frame: pd.DataFrame) -> pd.DataFrame:
+    """A quantity that nothing reported is NaN, not None: a column of None would make objects of the others it meets."""
+    import pandas as pd
+
+    quantities = [c for c in (*POINT_KEYS, *ROW_KEYS) if c in frame and c not in TEXT_KEYS]
+    frame[quantities] = frame[quantities].apply(pd.to_numeric)
+    return frame
 
 
 def series_frame(run_dir: Path, sweep: str, engine: str, point: str) -> pd.DataFrame:
