@@ -86,12 +86,20 @@ def test_largest_misses_weigh_too_high_and_too_low_alike() -> None:
         ({"regime": "mixed step"}, "mixed step"),
         ({"weights_s": 0.02, "kv_s": 0.01, "compute_s": 0.025}, "memory"),
         ({"queue_s": 5.0, "prefill_s": 1.0}, "queue"),
-        ({"ttft_s": {"queue_s": 5.0, "prefill_s": 1.0}, "tpot_s": {"host_s": 1.0}}, "queue"),
+        ({"ttft_s": {"queue_s": 5.0, "own_prefill_s": 1.0}, "tpot_s": {"host_s": 1.0}}, "queue"),
+        ({"ttft_s": {"decodes_of_others_s": 0.2, "own_prefill_s": 0.1}}, "mixed step"),
         ({"steps": 17}, "unknown"),
     ],
 )
 def test_regime_of_a_breakdown(breakdown: dict, name: str) -> None:
     assert score.regime(breakdown, "ttft_s") == name
+
+
+def test_regime_of_a_whole_request_counts_every_token() -> None:
+    parts = {"ttft_s": {"own_prefill_s": 1.0}, "tpot_s": {"weights_s": 0.02, "host_s": 0.001}}
+    assert score.regime(parts, "e2e_s", 128) == "memory"  # 127 tokens of 20 ms outweigh 1 s of prefill
+    assert score.regime(parts, "e2e_s", 8) == "compute"
+    assert score.regime(parts, "decode_tok_per_s", 8) == "memory"
 
 
 def test_nothing_measured_gives_an_empty_table_with_its_columns() -> None:

@@ -29,7 +29,7 @@ KEY = ["sweep", "engine", "point"]
 CONDITIONS = ["concurrency", "rate_per_s", "prompt_tokens", "output_tokens"]
 REGIME_WORDS = {
     "queue": ("queue", "wait"),
-    "mixed step": ("mixed",),
+    "mixed step": ("mixed", "of_others"),
     "host": ("host", "overhead", "front", "launch", "gap"),
     "memory": ("memory", "weight", "kv", "bytes", "bandwidth", "recopy"),
     "compute": ("compute", "flop", "gemm", "prefill", "attention"),
@@ -81,7 +81,7 @@ def prediction_frame(predictions: Mapping[str, Any] | Iterable[Mapping[str, Any]
                     {"stage": entry["stage"]}
                     | {k: point.get(k) for k in [*KEY, *CONDITIONS]}
                     | {"metric": metric, "predicted": value, "low": low, "high": high}
-                    | {"regime": regime(regimes, metric), "fits": point.get("fits", True)}
+                    | {"regime": regime(regimes, metric, point.get("output_tokens")), "fits": point.get("fits", True)}
                 )
     columns = ["stage", *KEY, *CONDITIONS, "metric", "predicted", "low", "high", "regime", "fits"]
     frame = pd.DataFrame(rows, columns=columns)
@@ -90,28 +90,39 @@ def prediction_frame(predictions: Mapping[str, Any] | Iterable[Mapping[str, Any]
     return frame
 
 
-def regime(breakdown: Mapping[str, Any], metric: str = "") -> str:
+def regime(breakdown: Mapping[str, Any], metric: str = "", output_tokens: int | None = None) -> str:
     """What a prediction says the time of `metric` is bound by: queue, mixed step, host, memory or compute.
 
-    A breakdown may name it (`regime`, `bound`), nest one breakdown a metric, or hold seconds by part; then the part
-    with the largest time decides. "unknown" when it says nothing.
+    breakdown: seconds by cause, or one such mapping a metric ({"ttft_s": {...}, "tpot_s": {...}}: request latency and
+    the rates of whole requests take both, TPOT times the tokens after the first). The cause with the largest time
+    decides; "regime" in a breakdown names it outright. "unknown" when it says nothing.
     """
-    own = breakdown.get(metric) or breakdown.get(metric.removesuffix("_s"))
-    if isinstance(own, Mapping):
-        return regime(own)
-    for key in (f"{metric}_regime", "regime", "bound"):
-        if isinstance(named := breakdown.get(key), str):
-            return named
-        if isinstance(named, Mapping) and isinstance(named.get(metric), str):
-            return named[metric]
-    seconds: dict[str, float] = {}
-    for key, value in breakdown.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-            continue
-        word = next((r for r, words in REGIME_WORDS.items() if any(w in key.lower() for w in words)), None)
-        if word and key.endswith(("_s", "_ms", "_share")):
-            seconds[word] = seconds.get(word, 0.0) + abs(value)
-    return max(seconds, key=seconds.__getitem__) if seconds else "unknown"
+    if isinstance(named := breakdown.get("regime"), str):
+        return named
+    parts = {k: v for k, v in breakdown.items() if isinstance(v, Mapping)}
+    if not parts:
+        return _largest(breakdown)
+    if metric in parts:
+        return _largest(parts[metric])
+    first, token = parts.get("ttft_s", {}), parts.get("tpot_s", {})
+    if metric == "decode_tok_per_s" or not output_tokens:
+        return _largest(token)
+    after = output_tokens - 1
+    return _largest({k: _seconds(first, k) + after * _seconds(token, k) for k in {**first, **token}})
+
+
+def _seconds(parts: Mapping[str, Any], key: str) -> float:
+    value = parts.get(key, 0.0)
+    return float(value) if isinstance(value, int | float) and np.isfinite(value) else 0.0
+
+
+def _largest(parts: Mapping[str, Any]) -> str:
+    total: dict[str, float] = {}
+    for key in parts:
+        cause = next((r for r, words in REGIME_WORDS.items() if any(w in key for w in words)), None)
+        if cause and key.endswith("_s"):
+            total[cause] = total.get(cause, 0.0) + _seconds(parts, key)
+    return max(total, key=total.__getitem__) if any(total.values()) else "unknown"
 
 
 def measured_frame(points: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFrame:

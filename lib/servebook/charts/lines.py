@@ -98,17 +98,27 @@ def draw(ax: Axes, below: Axes | None, data: Data, metric: Metric, x: str) -> li
                     band[x], band["low"], band["high"], color=look.colour, alpha=0.13, linewidth=0, zorder=1
                 )
         if len(seen):
-            ax.plot(seen[x], seen["measured"], color=look.colour, zorder=3)
+            xs, ys = _broken(seen[x], seen["measured"], data.failed(engine, x))
+            ax.plot(xs, ys, color=look.colour, zorder=3)
             marks(ax, seen, x, "measured", look)
             interval(ax, seen[x], seen["measured"], seen["measured_low"], seen["measured_high"], look.colour)
             ends.append((engine, float(seen[x].iloc[-1]), float(seen["measured"].iloc[-1])))
         elif len(said):
             ends.append((f"{engine} (predicted)", float(said[x].iloc[-1]), float(said["predicted"].iloc[-1])))
         for value in data.failed(engine, x):
-            ax.plot(value, 0.03, "x", color=LIGHT["bad"], transform=ax.get_xaxis_transform(), markersize=7, zorder=4)
+            ax.plot(
+                value, 0, "x", color=LIGHT["bad"], transform=ax.get_xaxis_transform(), markersize=8, markeredgewidth=2,
+                zorder=6, clip_on=False,
+            )  # fmt: skip
         if below is not None and len(seen) and len(said):
             _ratio(below, seen, said, x, look)
     return ends
+
+
+def _broken(x: Any, y: Any, failed: Sequence[float]) -> tuple[list[float], list[float]]:
+    # no line across a point that failed: nothing is known there
+    pairs = sorted([*zip(x, y, strict=True), *((f, np.nan) for f in failed)])
+    return [p[0] for p in pairs], [p[1] for p in pairs]
 
 
 def marks(ax: Axes, rows: pd.DataFrame, x: str, y: str, look: EngineStyle) -> None:

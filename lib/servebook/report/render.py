@@ -17,7 +17,7 @@ from . import outputs
 from .math import Ids, Page, markdown, permalink, slug
 
 TEMPLATE = Path(__file__).parent / "template"
-HIDDEN = {"remove-cell", "remove_cell", "injected-parameters-hidden"}
+HIDDEN = {"remove-cell", "notebook-only"}  # tags of cells that stay out of the page
 # Whatever slips into the page: no script runs and nothing is fetched
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 LARGEST_DOWNLOAD = 600_000  # bytes
@@ -53,8 +53,8 @@ def render(
     post = [chapter(p, ids, anchors, post=True) for p in posts]
     chapters = [chapter(p, ids, anchors, post=False) for p in others]
     context = _context(run_dir) | {"post": post, "chapters": chapters, "url": url, "policy": POLICY}
-    if post and post[0].title:
-        context["title"] = post[0].title
+    if not context["title"]:
+        context["title"] = post[0].title if post else run_dir.name
     context["style"] = _style()
     page = _environment().get_template("page.html.j2").render(**context)
     page = re.sub(r"[ \t]+\n", "\n", page)
@@ -169,7 +169,7 @@ def _context(run_dir: Path) -> dict[str, Any]:
     if params.exists():
         run = yaml.safe_load(params.read_text(encoding="utf-8")) or {}
     return {
-        "title": run.get("title") or run_dir.name,
+        "title": run.get("title"),
         "description": run.get("description") or "LLM serving: predicted, measured, explained.",
         "run": run.get("run") or run_dir.name,
         "stamp": _stamp(run_dir),
