@@ -284,6 +284,7 @@ class MockServer:
             "tpot_s": [(r.sent[-1] - r.sent[0]) / (r.tokens - 1) for r in whole if r.tokens > 1],
             "arrived_s": arrived,
             "ended_s": sorted(r.ended for r in whole),
+            "left_s": sorted(r.ended for r in self.records if r.ended),  # the cut ones too
         }
 
 

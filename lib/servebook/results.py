@@ -197,9 +197,8 @@ def _numbers(frame: pd.DataFrame) -> pd.DataFrame:
     """A quantity that nothing reported is NaN, not None: a column of None would make objects of the others it meets."""
     import pandas as pd
 
-    quantities = [c for c in (*POINT_KEYS, *ROW_KEYS) if c in frame and c not in TEXT_KEYS]
-    frame[quantities] = frame[quantities].apply(pd.to_numeric)
-    return frame
+    quantities = {*POINT_KEYS, *ROW_KEYS} - TEXT_KEYS
+    return frame.assign(**{c: pd.to_numeric(frame[c]) for c in frame.columns if c in quantities})
 
 
 def series_frame(run_dir: Path, sweep: str, engine: str, point: str) -> pd.DataFrame:

@@ -6,10 +6,12 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import aiohttp
+from aiohttp.client_proto import ResponseHandler
 
 from ..errors import ServebookError
 from .stream import TokenStream, error_message
@@ -72,6 +74,17 @@ class Reply:
         return [b - a for a, b in pairwise(t)]
 
 
+class _Stamped(ResponseHandler):
+    """Notes when the socket was read: of hundreds of streams, many readers may wait their turn between that and the
+    one that asks for the data (measured at C = 256: 6 ms of TTFT)."""
+
+    arrived = 0.0
+
+    def data_received(self, data: bytes) -> None:
+        self.arrived = now()
+        super().data_received(data)
+
+
 class Client:
     """Sends bodies to `url`'s endpoint over kept-open connections. Use as `async with`."""
 
@@ -86,6 +99,8 @@ class Client:
     async def __aenter__(self) -> Client:
         # idle connections are dropped before a server's usual 5 s would close them under a request
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.5)
+        if hasattr(connector, "_factory"):  # no public hook; without it stamps are taken a little later
+            connector._factory = partial(_Stamped, loop=asyncio.get_running_loop())  # type: ignore[assignment]
         self.session = aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
@@ -134,9 +149,11 @@ class Client:
                 text = await response.content.read(65536)
                 reply.error = f"HTTP {response.status}: {error_message(text)}"
                 return
+            protocol = response.connection and response.connection.protocol
+            stamped = protocol if isinstance(protocol, _Stamped) else None
             read = response.content.readany
             while data := await read():
-                feed(data, now())
+                feed(data, stamped.arrived if stamped else now())
 
     def _settle(self, reply: Reply) -> None:
         stream = reply.stream

@@ -70,7 +70,7 @@ class TokenStream:
         if self._tail:
             data = self._tail + data
             self._tail = b""
-        if not data.endswith(b"\n"):
+        if data[-1:] != b"\n":
             whole = data.rfind(b"\n") + 1
             self._tail, data = data[whole:], data[:whole]
         events = data.count(b"\ndata:") + data.startswith(b"data:")
@@ -105,29 +105,24 @@ class TokenStream:
         """Settle what the stream's end tells: usage, errors, and which events carried no token."""
         if self._tail:  # a last line without its line feed
             self.feed(b"\n", self.times[-1] if self.times else 0.0)
-        lines = _data_lines(b"".join(self._recent))[-12:]
-        events = [_parse(line) for line in lines]
+        lines = _data_lines(b"".join(self._recent))
         usage: dict[str, Any] | None = None
-        tail, in_tail, unsure = 0, True, False
-        for position in range(len(events) - 1, -1, -1):
-            event = events[position]
-            if event is None:
-                self.ended |= lines[position] == b"[DONE]"
-                tail += in_tail
-                continue
-            usage = usage or event.get("usage")
-            if event.get("error") or event.get("object") == "error":
-                self.error = error_message(event)
-            choices = event.get("choices")
-            if choices and choices[0].get("finish_reason"):
-                self.ended = True
-            if not in_tail:
-                continue
-            if not choices or _repeats(events, position):
-                tail += 1
-                continue
-            in_tail = False
-            unsure = bool(choices[0].get("finish_reason")) and tokens_in({**event, "usage": None}) in (0, None)
+        tail, unsure = 0, False
+        event = _parse(lines[-1]) if lines else None
+        for position in range(len(lines) - 1, max(-1, len(lines) - 12), -1):
+            before = _parse(lines[position - 1]) if position else None
+            self.ended |= lines[position] == b"[DONE]"
+            if event is not None:
+                usage = usage or event.get("usage")
+                if event.get("error") or event.get("object") == "error":
+                    self.error = error_message(event)
+                if choices := event.get("choices"):
+                    finished = bool(choices[0].get("finish_reason"))
+                    self.ended |= finished
+                    if not _repeats(event, before):
+                        unsure = finished and tokens_in({**event, "usage": None}) in (0, None)
+                        break
+            tail, event = tail + 1, before
         if usage:
             self.tokens = usage.get("completion_tokens")
             self.prompt_tokens = usage.get("prompt_tokens")
@@ -157,10 +152,9 @@ class TokenStream:
             self.first_tokens = 1
 
 
-def _repeats(events: list[dict[str, Any] | None], position: int) -> bool:
+def _repeats(event: dict[str, Any], before: dict[str, Any] | None) -> bool:
     """Whether an event's running usage equals that of the event before it, so that it carried no token."""
-    before = events[position - 1] if position else None
-    counts = [((e or {}).get("usage") or {}).get("completion_tokens") for e in (events[position], before)]
+    counts = [((e or {}).get("usage") or {}).get("completion_tokens") for e in (event, before)]
     return counts[0] is not None and counts[0] == counts[1]
 
 
