@@ -331,11 +331,16 @@ def svg(figure: Figure, prefix: str, naming: str) -> str:
 def standalone_svg(figure: Figure) -> str:
     """The wide figure as a file of its own that follows the reader's light or dark setting."""
     text = text_of(figure)
+    return stand_alone(svg(figure, text.id, ""), text.title, text.alt)
+
+
+def stand_alone(inline: str, title: str, alt: str) -> str:
+    """An inline <svg> of this module with its names and both palettes inside."""
     light, dark = (";".join(f"--{n}:{c[i]}" for n, c in COLOURS.items()) for i in (0, 1))
-    drawing = svg(figure, text.id, f'xmlns="{SVG}" aria-labelledby="title desc"')
-    head, _, body = drawing.partition(">")
+    head, _, body = re.sub(r'\saria-labelledby="[^"]*"', "", inline).partition(">")
+    head = head.replace("<svg ", f'<svg xmlns="{SVG}" aria-labelledby="title desc" ', 1)
     return (
-        f'{head}><title id="title">{html.escape(text.title)}</title><desc id="desc">{html.escape(text.alt)}</desc>'
+        f'{head}><title id="title">{html.escape(title)}</title><desc id="desc">{html.escape(alt)}</desc>'
         f"<style>:root{{{light};--sans:Helvetica Neue,Arial,sans-serif}}"
         f"@media(prefers-color-scheme:dark){{:root{{{dark}}}}}</style>{body}\n"
     )

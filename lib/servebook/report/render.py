@@ -174,9 +174,14 @@ def _context(run_dir: Path) -> dict[str, Any]:
         "run": run.get("run") or run_dir.name,
         "stamp": _stamp(run_dir),
         "downloads": _downloads(run_dir),
-        "permalink": lambda anchor, name: permalink(anchor, name),
-        "plain": lambda text: html.unescape(re.sub(r"<[^>]+>", "", text)),
+        "permalink": permalink,
+        "plain": plain,
     }
+
+
+def plain(text: str) -> str:
+    """A heading's HTML as text."""
+    return html.unescape(re.sub(r"<[^>]+>", "", text))
 
 
 def _stamp(run_dir: Path) -> list[str]:

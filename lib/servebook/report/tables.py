@@ -265,7 +265,7 @@ def headline(points: Any, scores: pd.DataFrame, *, hardware: str, versions: str,
     if len(own):
         best = own.loc[own["output_tok_per_s"].idxmax()]
         span = _range(best["output_tok_per_s_ci_low"], best["output_tok_per_s_ci_high"], "")
-        what = f"output tokens/s, the most that {engine} gave ({_where(best)})"
+        what = f"output tokens/s, the most that {engine} gave ({where(best)})"
         cards.append(
             card(words.number(best["output_tok_per_s"]), "tok/s", what, f"95 % interval {span}, n = {_count(best)}")
         )
@@ -276,7 +276,7 @@ def headline(points: Any, scores: pd.DataFrame, *, hardware: str, versions: str,
             top = both.loc[both["ratio"].idxmax()]
             low, high = _ratio_interval(top)
             span = f"95 % interval {_range(low, high, '×')}" if np.isfinite(low) else "no interval"
-            what = f"the output rate of {top['engine_other']} at the same load ({_where(top)}), the largest gap"
+            what = f"the output rate of {top['engine_other']} at the same load ({where(top)}), the largest gap"
             cards.append(card(words.number(top["ratio"], 2), "×", what, span))
     final = score.final(scores) if len(scores) else scores
     if len(final):
@@ -293,7 +293,8 @@ def headline(points: Any, scores: pd.DataFrame, *, hardware: str, versions: str,
     return Html(f'<ul class="sb-cards">{"".join(cards)}</ul>{conditions}' if cards else "<p>Nothing was measured.</p>")
 
 
-def _where(row: Any) -> str:
+def where(row: Any) -> str:
+    """A point's load in words: C = 8, 512 in, 128 out."""
     load = f"{row['rate_per_s']:g} requests/s" if pd.notna(row["rate_per_s"]) else f"C = {row['concurrency']:.0f}"
     return f"{load}, {row['prompt_tokens']:,.0f} in, {row['output_tokens']:,.0f} out"
 
@@ -336,7 +337,7 @@ def claim(points: Any, scores: pd.DataFrame, *, engine: str = "vllm") -> Html:
         ratios = both["output_tok_per_s"] / both["output_tok_per_s_other"]
         top = both.loc[ratios.idxmax()]
         first = both[both["sweep"] == top["sweep"]].sort_values(["concurrency", "prompt_tokens", "rate_per_s"]).iloc[0]
-        text = f"At {_where(top)}, {engine} gives {_factor(ratios.max())} times the output of {top['engine_other']}"
+        text = f"At {where(top)}, {engine} gives {_factor(ratios.max())} times the output of {top['engine_other']}"
         if first["point"] != top["point"]:
             text += f", against {_factor(ratios[first.name])} times at {place(first)}"
         parts.append(text)

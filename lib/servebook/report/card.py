@@ -1,0 +1,73 @@
+"""card.png, 1200 × 630: the picture that a link to the page shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from .. import score
+from ..charts import lines, words
+from ..charts.style import LIGHT, plain_log, theme, y_axis
+from .social import _points, _yaml
+
+
+def write_card(run_dir: Path | str) -> Path:
+    """Write `card.png` into the run's folder from its points and predictions, and return its path."""
+    run_dir = Path(run_dir)
+    stored = run_dir / "predictions.json"
+    frozen = json.loads(stored.read_text(encoding="utf-8")) if stored.exists() else {"frozen": []}
+    figure = card(_points(run_dir), frozen, _yaml(run_dir / "params.yaml"))
+    path = run_dir / "card.png"
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with theme():
+        figure.savefig(scratch, format="png", dpi=100, metadata={"Software": None})
+    scratch.replace(path)
+    return path
+
+
+def card(points: Any, predictions: Any, run: dict[str, Any]) -> Any:
+    """The run's title, its best figures and its main curve, predicted and measured, as a matplotlib Figure."""
+    from matplotlib.figure import Figure
+
+    frame = score.points_frame(points)
+    frame = frame[(frame["verdict"] != "invalid") & (frame["sweep"] != "calibration")]
+    with theme():
+        figure = Figure(figsize=(12, 6.3))
+        title = textwrap.fill(str(run.get("title") or run.get("run") or "LLM serving"), 21)
+        figure.text(0.05, 0.9, title, fontsize=29, fontweight="bold", va="top", linespacing=1.15)
+        scores = score.score(points, predictions)
+        final = score.final(scores) if len(scores) else scores
+        rates = frame.dropna(subset=["output_tok_per_s"])
+        left = []
+        if len(rates):
+            best = rates.loc[rates["output_tok_per_s"].idxmax()]
+            left.append((f"{words.number(best['output_tok_per_s'])} tok/s", f"the most that {best['engine']} gave"))
+        if len(final):
+            left.append(
+                (words.percent(final["error_share"].abs().mean()), f"mean error of {len(final)} frozen predictions")
+            )
+        for k, (big, small) in enumerate(left):
+            figure.text(0.05, 0.36 - 0.17 * k, big, fontsize=30, fontweight="bold", color=LIGHT["e1"])
+            figure.text(0.05, 0.315 - 0.17 * k, small, fontsize=15, color=LIGHT["muted"])
+        figure.text(0.05, 0.045, "predicted (dashed), then measured (solid)", fontsize=13, color=LIGHT["muted"])
+        sweeps = rates[rates["concurrency"].notna()].groupby("sweep")["concurrency"].nunique()
+        if len(sweeps):
+            _curve(figure, points, predictions, str(sweeps.idxmax()))
+    return figure
+
+
+def _curve(figure: Any, points: Any, predictions: Any, sweep: str) -> None:
+    from matplotlib import rc_context
+
+    with rc_context({"font.size": 15, "axes.labelsize": 15, "xtick.labelsize": 14, "ytick.labelsize": 14}):
+        ax = figure.add_axes((0.56, 0.16, 0.36, 0.72))
+        data = lines.gather(points, predictions, sweep)
+        ends = lines.draw(ax, None, data, lines.DECODE, "concurrency")
+        ax.set_ylim(bottom=0)
+        y_axis(ax, "Decode tok/s", "", log=False)
+        plain_log(ax.xaxis, data.xs("concurrency"), room=9)
+        ax.set_xlabel("Concurrency")
+        lines.label_ends(ax, ends, data, gap_pt=18)

@@ -1,0 +1,189 @@
+"""Several stored runs as one page: a table of ratios with intervals, and the sweeps' charts with one line a run."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from .. import charts, score
+from ..charts import words
+from ..errors import ServebookError
+from . import tables
+from .math import Ids, Page
+from .outputs import unique_ids
+from .render import POLICY, Chapter, _downloads, _environment, _style, permalink, plain
+from .social import _points, _yaml
+from .tables import Html
+
+
+def compare(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
+    """Write one page that sets stored runs side by side and return its path; the first run is the baseline.
+
+    Raises ServebookError for fewer than two runs, a folder without a run, or runs that share no point.
+    """
+    folders = [Path(d) for d in run_dirs]
+    if len(folders) < 2:
+        raise ServebookError("one run cannot be compared", "compare", "Give two or more run folders")
+    runs: dict[str, dict[str, Any]] = {}
+    for folder in folders:
+        points = _points(folder)
+        if not points:
+            raise ServebookError(
+                "no measured point is stored here", str(folder), "Give a folder under outputs/ that holds a run"
+            )
+        name = folder.name if folder.name not in runs else str(folder)
+        stored = folder / "predictions.json"
+        frozen = json.loads(stored.read_text(encoding="utf-8")) if stored.exists() else {"frozen": []}
+        runs[name] = {"points": points, "frozen": frozen, "params": _yaml(folder / "params.yaml")}
+    page = Page(Ids())
+    for fixed in ("top", "content", "contents", "lab-book", "data"):
+        page.ids.new(fixed)
+    body, sections = _body(runs, page)
+    names = list(runs)
+    title = f"{words.listing(names)} compared"
+    context = {
+        "title": title, "description": f"Measured runs side by side, {names[0]} as the baseline.",
+        "run": ", ".join(names),
+        "stamp": [], "downloads": [d for f in folders for d in _downloads(f) if d["name"] == "points.csv"],
+        "permalink": permalink, "plain": plain, "post": [Chapter(title, page.ids.new("post"), body, sections)],
+        "chapters": [], "url": None, "policy": POLICY, "style": _style(),
+    }  # fmt: skip
+    text = re.sub(r"[ \t]+\n", "\n", _environment().get_template("page.html.j2").render(**context))
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    scratch = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(out)
+    return out
+
+
+def _body(runs: dict[str, dict[str, Any]], page: Page) -> tuple[str, list[tuple[int, str, str]]]:
+    parts: list[str] = []
+    sections: list[tuple[int, str, str]] = []
+
+    def section(title: str) -> None:
+        anchor = page.ids.new(re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-"))
+        sections.append((2, tables.esc(title), anchor))
+        parts.append(f'<h2 id="{anchor}">{tables.esc(title)} {permalink(anchor, title)}</h2>')
+
+    section("The runs")
+    parts.append(runs_table(runs))
+    frame = _long(runs)
+    base = next(iter(runs))
+    ratios = ratio_frame(frame, base)
+    section("Ratios")
+    parts.append(ratio_table(ratios, base))
+    for engine, own in frame.groupby("engine", sort=True):
+        section(f"Engine {engine}")
+        for workload, rows in own.groupby("workload", sort=True):
+            if rows["run"].nunique() < 2:
+                continue
+            points, frozen = _as_engines(runs, str(engine), str(workload))
+            draw = {"concurrency": (charts.throughput, charts.latencies), "prompt_length": (charts.prompt_length,),
+                    "arrival_rate": (charts.arrival_rate,)}[str(rows["kind"].iloc[0])]  # fmt: skip
+            parts += [unique_ids(charts.html_figure(f(points, frozen, f"{engine}-{workload}")), page) for f in draw]
+    return "\n".join(parts), sections
+
+
+def _workload(row: Any) -> str:
+    # runs name their sweeps as they like: what was sent is what makes two of them the same
+    prompt = "" if row["kind"] == "prompt_length" else f"{row['prompt_tokens']:.0f}-"
+    return f"{row['kind']}-{prompt}{row['output_tokens']:.0f}".replace("_", "-")
+
+
+def _long(runs: dict[str, dict[str, Any]]) -> pd.DataFrame:
+    frames = []
+    for name, run in runs.items():
+        frame = score.points_frame(run["points"])
+        frame = frame[(frame["sweep"] != "calibration") & (frame["verdict"] != "invalid")].copy()
+        frame["run"], frame["workload"] = name, [_workload(r) for _, r in frame.iterrows()]
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def _as_engines(runs: dict[str, dict[str, Any]], engine: str, workload: str) -> tuple[list[dict], list[dict]]:
+    """One engine's points and predictions with the run in the engine's place, as the charts draw them."""
+    points, frozen = [], []
+    sweep = f"{engine}-{workload}"
+    for name, run in runs.items():
+        kept = {}
+        for p in run["points"]:
+            if p["engine"] == engine and p["sweep"] != "calibration" and _workload(p) == workload:
+                points.append(p | {"engine": name, "sweep": sweep})
+                kept[(p["sweep"], p["point"])] = p
+        forecast = score.prediction_frame(run["frozen"])
+        best = score.best_stage(forecast, engine)
+        for entry in run["frozen"]["frozen"]:
+            if entry["stage"] == best:
+                own = [p for p in entry["points"] if p["engine"] == engine and (p["sweep"], p["point"]) in kept]
+                frozen.append({"stage": "datasheet" if best == "datasheet" else f"calibrated:{name}",
+                               "points": [p | {"engine": name, "sweep": sweep} for p in own]})  # fmt: skip
+    return points, frozen
+
+
+def runs_table(runs: dict[str, dict[str, Any]]) -> Html:
+    """What each run was: model, hardware, engines, points, failures."""
+    rows: dict[str, list[Any]] = {k: [] for k in ("Run", "Model", "Hardware", "Engines", "Points", "Price per hour")}
+    for name, run in runs.items():
+        p = run["params"]
+        model, hardware = p.get("model") or {}, p.get("hardware") or {}
+        rows["Run"].append(name)
+        rows["Model"].append(model.get("hub") or model.get("config") or model.get("path"))
+        rows["Hardware"].append(hardware.get("gpu") or (hardware.get("figures") or {}).get("name"))
+        rows["Engines"].append(", ".join(p.get("engines") or {}))
+        rows["Points"].append(f"{len(run['points'])}")
+        price = hardware.get("price_per_hour")
+        rows["Price per hour"].append(f"{price:g} {hardware.get('currency', 'USD')}" if price else None)
+    return tables.table(tables.columns(rows), "The runs compared", right=("Points", "Price per hour"))
+
+
+def ratio_frame(frame: pd.DataFrame, base: str) -> pd.DataFrame:
+    """Every point that the baseline and another run share: output rate and TTFT as ratios to the baseline, with the
+    95 % interval of the rate's ratio (both intervals independent, added in quadrature on the log scale)."""
+    keys = ["engine", "workload", "point"]
+    columns = [*keys, "concurrency", "rate_per_s", "prompt_tokens", "output_tokens", "output_tok_per_s",
+               "output_tok_per_s_ci_low", "output_tok_per_s_ci_high", "ttft_mean_s", "tpot_mean_s"]  # fmt: skip
+    first = frame[frame["run"] == base][columns]
+    both = frame[frame["run"] != base][["run", *columns]].merge(first, on=keys, suffixes=("", "_base"))
+    rows = []
+    for _, r in both.iterrows():
+        ratio = r["output_tok_per_s"] / r["output_tok_per_s_base"]
+        width = 0.0
+        for tail in ("", "_base"):
+            low, high = r[f"output_tok_per_s_ci_low{tail}"], r[f"output_tok_per_s_ci_high{tail}"]
+            width += (math.log(high / low) / 2) ** 2 if low > 0 and high > 0 else math.nan
+        spread = math.exp(math.sqrt(width)) if not math.isnan(width) else math.nan
+        rows.append({
+            "run": r["run"], "engine": r["engine"], "workload": r["workload"], "where": tables.where(r),
+            "output_tok_per_s": r["output_tok_per_s"], "output_tok_per_s_base": r["output_tok_per_s_base"],
+            "ratio": ratio, "ratio_low": ratio / spread, "ratio_high": ratio * spread,
+            "ttft_ratio": r["ttft_mean_s"] / r["ttft_mean_s_base"],
+            "tpot_ratio": r["tpot_mean_s"] / r["tpot_mean_s_base"],
+        })  # fmt: skip
+    if not rows:
+        raise ServebookError("the runs share no point", "compare", "Compare runs whose sweeps have points in common")
+    return pd.DataFrame(rows)
+
+
+def ratio_table(ratios: pd.DataFrame, base: str) -> Html:
+    each = list(ratios.itertuples())
+
+    def ratio(value: float) -> str:
+        return f"{words.number(value)}×" if math.isfinite(value) else "–"
+
+    shown = tables.columns({
+        "Point": [r.where for r in each], "Engine": [r.engine for r in each],
+        "Run": [r.run for r in each], "Output tok/s": [words.number(r.output_tok_per_s) for r in each],
+        f"{base}": [words.number(r.output_tok_per_s_base) for r in each],
+        "Ratio": [tables.with_range(r.ratio, r.ratio_low, r.ratio_high, "×") for r in each],
+        "TTFT ratio": [ratio(r.ttft_ratio) for r in each], "TPOT ratio": [ratio(r.tpot_ratio) for r in each],
+    })  # fmt: skip
+    numbers = ("Output tok/s", base, "Ratio", "TTFT ratio", "TPOT ratio")
+    return tables.table(shown, f"Ratios to {base}; brackets: 95 % interval of the ratio of output rates", right=numbers)

@@ -1,0 +1,206 @@
+"""The post as Markdown with its figures beside it, for a blog engine: a folder with index.md and images/."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..charts.style import stand_alone
+from ..errors import ServebookError
+from .outputs import terminal_text
+
+ENGINES = ("hugo", "jekyll", "astro", "none")
+BLOCKS = {"p", "li", "h3", "h4", "h5", "caption", "pre"}
+
+
+def export_post(run_dir: Path | str, post: Path | str, out: Path | str, *, front_matter: str = "hugo") -> Path:
+    """Write the executed post notebook as `out`/index.md with `out`/images/*.svg; returns index.md.
+
+    front_matter: hugo, jekyll, astro or none. Code cells stay out. Raises ServebookError for another engine's name or
+    an unreadable notebook.
+    """
+    import nbformat
+
+    if front_matter not in ENGINES:
+        raise ServebookError(f"no front matter for {front_matter!r}", "front_matter", f"Choose {', '.join(ENGINES)}")
+    try:
+        notebook = nbformat.read(post, as_version=4)
+    except Exception as error:
+        raise ServebookError(
+            "cannot read the notebook", str(post), "Run the post again: servebook run --only"
+        ) from error
+    run_dir, out = Path(run_dir), Path(out)
+    stored = run_dir / "params.yaml"
+    run = (yaml.safe_load(stored.read_text(encoding="utf-8")) or {}) if stored.exists() else {}
+    parts: list[str] = []
+    for cell in notebook.cells:
+        if {"remove-cell", "notebook-only"} & set(cell["metadata"].get("tags", [])):
+            continue
+        if cell.cell_type == "markdown":
+            parts.append(_no_html(re.sub(r"\A\s*# .*\n?", "", cell.source).strip()))
+        elif cell.cell_type == "code":
+            parts += [_output(o, out / "images") for o in cell.outputs]
+    body = "\n\n".join(p for p in parts if p) + "\n"
+    path = out / "index.md"
+    _write(path, _front_matter(run, run_dir, front_matter) + body)
+    return path
+
+
+def _front_matter(run: dict[str, Any], run_dir: Path, engine: str) -> str:
+    title = run.get("title") or run_dir.name
+    if engine == "none":
+        return f"# {title}\n\n"
+    starts = []
+    for point in run_dir.glob("requests/*/*/*.json"):
+        if point.name != "stopped.json" and (at := json.loads(point.read_text(encoding="utf-8")).get("started_at")):
+            starts.append(at)
+    # the day of the measurement, so that a second export is the same file
+    date = min(starts, default="1970-01-01T00:00:00Z")
+    fields: dict[str, Any] = {"title": title, "description": run.get("description") or ""}
+    if engine == "jekyll":
+        fields = {"layout": "post"} | fields | {"date": date, "tags": ["llm", "serving"]}
+    elif engine == "astro":
+        fields |= {"pubDate": date, "tags": ["llm", "serving"]}
+    else:
+        fields |= {"date": date, "draft": False, "tags": ["llm", "serving"]}
+    return f"---\n{yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=1000)}---\n\n"
+
+
+def _output(output: Any, images: Path) -> str:
+    if output["output_type"] == "stream":
+        text = terminal_text(output["text"]) if output["name"] == "stdout" else ""
+        return f"```text\n{text}\n```" if text else ""
+    data = output.get("data", {})
+    trusted = (output.get("metadata") or {}).get("servebook", {}).get("trusted")
+    if trusted == "figure":
+        return _figure("".join(data["text/html"]), images)
+    if "text/html" in data:
+        return to_markdown("".join(data["text/html"]))
+    return "".join(data.get("text/markdown", ""))
+
+
+def _figure(markup: str, images: Path) -> str:
+    def inside(pattern: str) -> str:
+        found = re.search(pattern, markup, re.DOTALL)
+        return html.unescape(re.sub(r"<[^>]+>", "", found[1])).strip() if found else ""
+
+    name = inside(r'<figure[^>]* id="([^"]+)"')
+    drawing = re.search(r"<svg.*?</svg>", markup, re.DOTALL)
+    if not name or not drawing:
+        return ""
+    title, alt = inside(r"<figcaption><b[^>]*>(.*?)</b>"), inside(r'<p id="[^"]+-alt">(.*?)</p>')
+    _write(images / f"{name}.svg", stand_alone(drawing[0], title, alt))
+    caption = f"**{_escape(title)}** {_escape(inside(r'<span class=.sb-note.>(.*?)</span>'))}".strip()
+    takeaway = _escape(inside(r'<p class="sb-takeaway">(.*?)</p>'))
+    words = re.sub(r"[\[\]]", "", " ".join(alt.split()))
+    return f"> {takeaway}\n\n![{words}](images/{name}.svg)\n\n{caption}"
+
+
+def _no_html(source: str) -> str:
+    """Markdown whose raw HTML is text, as on the page; code and <https://…> links are left alone."""
+    parts = re.split(r"(```.*?```|`[^`\n]*`)", re.sub(r"<!--.*?-->", "", source, flags=re.DOTALL), flags=re.DOTALL)
+    parts[::2] = [re.sub(r"<(?=[A-Za-z/!?])(?!https?://)", "&lt;", p) for p in parts[::2]]
+    return "".join(parts)
+
+
+def _escape(text: str) -> str:
+    """Text so that Markdown shows it as it is."""
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", text).replace("<", "&lt;")
+
+
+class _Reader(HTMLParser):
+    """Turns the small HTML of this project's tables and boxes into Markdown lines."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.blocks: list[str] = []
+        self.text = ""
+        self.rows: list[list[str]] = []
+        self.lists: list[str] = []
+        self.term = ""
+        self.skip = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in ("style", "script", "svg", "details"):
+            self.skip += 1
+        elif tag == "table":
+            self.rows = []
+        elif tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th", *BLOCKS, "dt", "dd"):
+            self.text = ""
+        elif tag in ("ol", "ul"):
+            self.lists.append("1." if tag == "ol" else "-")
+        elif tag in ("b", "strong"):
+            self.text += "**"
+        elif tag == "code":
+            self.text += "`"
+        elif tag == "span" and self.text and not self.text.endswith(" "):
+            look = dict(attrs).get("class") or ""
+            self.text += {"sb-what": ": ", "sb-range": "; "}.get(look, " ")
+
+    def handle_data(self, data: str) -> None:
+        if not self.skip:
+            self.text += _escape(" ".join(data.split(" ")))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("style", "script", "svg", "details"):
+            self.skip -= 1
+            return
+        if self.skip:
+            return
+        text = " ".join(self.text.split())
+        if tag in ("td", "th") and self.rows:
+            self.rows[-1].append(text)
+        elif tag == "table" and self.rows:
+            head, *body = self.rows
+            rows = [head, ["---"] * len(head), *body]
+            self.blocks.append("\n".join(f"| {' | '.join(r)} |" for r in rows))
+        elif tag in ("b", "strong"):
+            self.text += "**"
+            return
+        elif tag == "code":
+            self.text += "`"
+            return
+        elif tag == "dt":
+            self.term = text
+        elif tag == "dd":
+            self._item(f"- **{self.term}:** {text}")
+        elif tag == "li":
+            self._item(f"{self.lists[-1] if self.lists else '-'} {text}")
+        elif tag in ("ol", "ul") and self.lists:
+            self.lists.pop()
+        elif tag in ("h3", "h4", "h5"):
+            self.blocks.append(f"**{text}**")
+        elif tag in BLOCKS and text:
+            self.blocks.append(text)
+        else:
+            return
+        self.text = ""
+
+    def _item(self, line: str) -> None:
+        if self.blocks and re.match(r"(- |1\. )", self.blocks[-1]) and self.blocks[-1][:2] == line[:2]:
+            self.blocks[-1] += f"\n{line}"
+        else:
+            self.blocks.append(line)
+
+
+def to_markdown(markup: str) -> str:
+    """This project's HTML (tables, boxes, lists, cards) as Markdown; text from outside stays text."""
+    reader = _Reader()
+    reader.feed(markup)
+    return "\n\n".join(reader.blocks)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(path)

@@ -1,0 +1,91 @@
+"""The post for a blog engine, the card, and runs side by side."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+import report_data
+import yaml
+from PIL import Image
+from servebook.errors import ServebookError
+from servebook.report.card import write_card
+from servebook.report.compare import compare, ratio_frame
+from servebook.report.export import export_post, to_markdown
+
+ROWS = report_data.points((1, 4))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = report_data.run_folder(tmp_path_factory.mktemp("run"), ROWS)
+    return folder, report_data.notebooks(folder / "notebooks", ROWS)[-1]
+
+
+@pytest.mark.parametrize(("engine", "key"), [("hugo", "date"), ("jekyll", "layout"), ("astro", "pubDate")])
+def test_front_matter_is_yaml_of_the_engine(run: tuple[Path, Path], tmp_path: Path, engine: str, key: str) -> None:
+    text = export_post(*run, tmp_path, front_matter=engine).read_text()
+    fields = yaml.safe_load(text.split("---")[1])
+    assert fields["title"].startswith("Serving Qwen2.5-7B") and key in fields
+
+
+def test_images_exist_and_figures_are_the_pages(run: tuple[Path, Path], tmp_path: Path) -> None:
+    index = export_post(*run, tmp_path, front_matter="none")
+    text = index.read_text()
+    images = re.findall(r"!\[[^\]]{80,}\]\((images/[^)]+)\)", text)
+    assert "images/throughput-c512.svg" in images and len(images) == 3
+    for image in images:
+        ET.fromstring((tmp_path / image).read_text())
+    again = export_post(*run, tmp_path / "again", front_matter="none")
+    assert again.read_bytes() == index.read_bytes()
+    assert "| Metric | Engine |" in text and "## What the prediction got wrong" in text
+    assert "<script" not in text
+
+
+def test_unknown_engine_is_one_line(run: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(ServebookError, match="Choose hugo, jekyll, astro, none"):
+        export_post(*run, tmp_path, front_matter="wordpress")
+
+
+def test_markdown_keeps_outside_text_as_text() -> None:
+    made = to_markdown("<table><tr><th>a</th></tr><tr><td>x|y &lt;script&gt; *z*</td></tr></table>")
+    assert made.splitlines()[-1] == r"| x\|y &lt;script> \*z\* |"
+
+
+def test_card_has_the_size_of_a_card(run: tuple[Path, Path]) -> None:
+    path = write_card(run[0])
+    first = path.read_bytes()
+    assert Image.open(path).size == (1200, 630)
+    assert write_card(run[0]).read_bytes() == first
+
+
+def test_runs_side_by_side(run: tuple[Path, Path], tmp_path: Path) -> None:
+    rates = ("output_tok_per_s", "output_tok_per_s_ci_low", "output_tok_per_s_ci_high")
+    faster = [r | {k: r[k] * 2 for k in rates} for r in ROWS if r["sweep"] == "c512" and r["engine"] == "vllm"]
+    other = report_data.run_folder(tmp_path / "other", faster)
+    page = compare([run[0], other], tmp_path / "compare.html").read_text()
+    assert page.count("2×") >= len(faster) and "<script" not in page
+    assert "Engine vllm" in page and 'id="throughput-vllm-concurrency-512-128"' in page
+    with pytest.raises(ServebookError, match="one run cannot be compared"):
+        compare([other], tmp_path / "x.html")
+    with pytest.raises(ServebookError, match="no measured point"):
+        compare([other, tmp_path], tmp_path / "x.html")
+
+
+def test_ratio_interval_adds_in_quadrature() -> None:
+    import pandas as pd
+
+    same = {"engine": "vllm", "workload": "w", "point": "c0001", "concurrency": 1, "rate_per_s": None,
+            "prompt_tokens": 1, "output_tokens": 1, "ttft_mean_s": 1.0, "tpot_mean_s": 1.0}  # fmt: skip
+    rate = ("output_tok_per_s", "output_tok_per_s_ci_low", "output_tok_per_s_ci_high")
+    frame = pd.DataFrame([
+        same | {"run": "a"} | dict(zip(rate, (100, 100 / 1.1, 110), strict=True)),
+        same | {"run": "b"} | dict(zip(rate, (200, 200 / 1.1, 220), strict=True)),
+    ])  # fmt: skip
+    row = ratio_frame(frame, "a").iloc[0]
+    assert row["ratio"] == 2
+    assert row["ratio_high"] == pytest.approx(2 * 1.1 ** (2**0.5)) and row["ratio_low"] == pytest.approx(
+        2 / 1.1 ** (2**0.5)
+    )
