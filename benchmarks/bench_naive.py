@@ -69,9 +69,8 @@ def main() -> int:
                     served.append(pair[1])
     ratio = statistics.median(s / b for s, b in zip(served, bare, strict=True))
     low, _, high = statistics.quantiles((s / b for s, b in zip(served, bare, strict=True)), n=4)
-    print(
-        f"{options.config} on {model.facts['device']}, {options.prompt_tokens}/{options.output_tokens} tokens, {options.repeats} pairs"
-    )
+    size = f"{options.prompt_tokens}/{options.output_tokens} tokens, {options.repeats} pairs"
+    print(f"{options.config} on {model.facts['device']}, {size}")
     print(f"bare loop  TPOT {1e3 * statistics.median(bare):.3f} ms")
     print(f"over HTTP  TPOT {1e3 * statistics.median(served):.3f} ms")
     print(f"ratio {ratio:.3f} (quartiles {low:.3f}–{high:.3f}), limit {options.limit}")

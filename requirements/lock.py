@@ -1,4 +1,4 @@
-"""Resolve NAME.in into NAME.lock: every package with its exact version, the whole tree, ready for `pip install --no-deps`.
+"""Resolve NAME.in into NAME.lock: the whole tree with exact versions, ready for `pip install --no-deps`.
 
     python requirements/lock.py cpu|cuda
 

@@ -237,7 +237,8 @@ def _headers(m: Machine) -> Finding:
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if header.exists():
         return "ok", f"Python.h of {sys.version_info.major}.{sys.version_info.minor}"
-    fix = f"Install Python's headers (Debian, Ubuntu: apt install python{sys.version_info.major}.{sys.version_info.minor}-dev)"
+    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    fix = f"Install Python's headers (Debian, Ubuntu: apt install {python}-dev)"
     return ("fail" if m.compiles_kernels else "warn"), f"{header} is missing", fix
 
 
@@ -397,7 +398,8 @@ def _ports(m: Machine) -> Finding:
         return NO_PARAMS
     from .engines import ports
 
-    given = {name: e.port for name, e in m.params.engines.items() if getattr(e, "port", None)}
+    asked = {name: getattr(e, "port", None) for name, e in m.params.engines.items()}
+    given = {name: int(port) for name, port in asked.items() if port}
     taken = [f"{port} ({name})" for name, port in given.items() if not ports.is_free(port)]
     if taken:
         return "fail", f"in use: {', '.join(taken)}", "Give another port, or leave port out: a free one is found"

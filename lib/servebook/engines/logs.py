@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 PREFIX = re.compile(
-    r"^(\([^)]*pid=\d+\)\s*)*((INFO|WARNING|ERROR|CRITICAL|DEBUG)\s+)?(\d{2}-\d{2} \d{2}:\d{2}:\d{2}\s+)?(\[[\w./]+:\d+\]\s*)?"
+    r"^(\([^)]*pid=\d+\)\s*)*((INFO|WARNING|ERROR|CRITICAL|DEBUG)\s+)?"
+    r"(\d{2}-\d{2} \d{2}:\d{2}:\d{2}\s+)?(\[[\w./]+:\d+\]\s*)?"
 )
 CAUSE = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Za-z_]*(?:Error|Exception|Interrupt|NotFound|Missing)\b(?:: .*)?$")
 # What vLLM says at the end of every failed start; the cause is further up.
@@ -20,7 +21,7 @@ NOISE = re.compile(r"^(\s|$|[\^~]+$|Traceback|File \"|During handling|The above 
 
 # Text in a log → what to do about it.
 FIXES = (
-    ("torchvision::nms does not exist", "Uninstall torchvision: it does not match this torch, and text models need none"),
+    ("torchvision::nms does not exist", "Uninstall torchvision: it does not match this torch"),
     ("No space left on device", "Free disk space (also /dev/shm) and run again"),
     ("out of memory", "Free the GPU (nvidia-smi), lower gpu_memory_utilization or max_model_len"),
     ("Free memory on device", "Free the GPU (nvidia-smi shows who holds it) or lower gpu_memory_utilization"),

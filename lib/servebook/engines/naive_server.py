@@ -128,7 +128,7 @@ class Worker:
         return cls(process, json.loads(line)) if line else None
 
     async def tokens(self, job: Job) -> AsyncGenerator[int]:
-        """A request's tokens. Closing it early ends the request with the step at hand, and returns when it has ended."""
+        """A request's tokens. Closing it early ends the request with the step at hand, and waits for that."""
         assert self.process.stdin is not None and self.process.stdout is not None
         request = {"prompt": job.prompt, "max_tokens": job.max_tokens, "eos": job.eos}
         self.process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -228,7 +228,7 @@ class NaiveServer:
 
 
 class Detokenizer:
-    """Token ids to text as it grows. '' while bytes of a character are still missing, or where there is no tokenizer."""
+    """Token ids to text as it grows: '' while bytes of a character are missing, or where there is no tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

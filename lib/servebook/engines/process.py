@@ -106,8 +106,10 @@ class Server(Engine):
         pid = self.facts["pid"]
         return {
             "token": self._token,
-            "owner": identity(os.getpid()), "guard": identity(self._guard.pid), "server": identity(pid) if pid else None,
-        }  # fmt: skip
+            "owner": identity(os.getpid()),
+            "guard": identity(self._guard.pid),
+            "server": identity(pid) if pid else None,
+        }
 
     def _write(self, process: dict[str, Any] | None) -> None:
         write_record(self._record, {**self.facts, "process": process})
