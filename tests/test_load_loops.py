@@ -149,7 +149,7 @@ def test_the_rule_grows_with_c_and_calibration_counts_exactly() -> None:
     big = rule_of(closed(300), load)
     assert (big.warmup, big.min_requests, big.max_requests) == (300, 600, 1200)
     fixed = PointSpec("calibration", "e", "p", "calibration", 32, 16, concurrency=1, fixed_requests=5)
-    assert rule_of(fixed, load, 30) == Rule(1, 5, 5, 0.0, 30, exactly=5)
+    assert rule_of(fixed, load, 30) == Rule(3, 5, 5, 0.0, 30, exactly=5)
     with serving() as server:
         p = measure(server, fixed, rule_of(fixed, load))
     assert p["requests"] == 5 and p["stop_reason"] == "all 5 requests done"

@@ -18,7 +18,7 @@ DRIFT_TOLERANCE = 0.05
 LAG_SHARE, LAG_FLOOR_S = 0.2, 0.002  # p99 of the event loop's lag, of TTFT p50; never more than a token's time
 BUSY_TOLERANCE = 0.8  # of one core
 THROTTLED_TOLERANCE = 0.05
-PRECISION = 0.05  # relative half-width of the mean's interval
+PRECISION = 0.10  # relative half-width of a mean's 95 % interval
 
 
 def audit(

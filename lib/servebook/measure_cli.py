@@ -47,7 +47,8 @@ def main(argv: list[str] | None = None) -> int:
         if o.min_seconds:
             rule = Rule(rule.warmup, n, sys.maxsize, o.min_seconds, o.max_seconds)
         point = measure_point_sync(
-            spec, url=o.url, model=model, vocab=range(*o.vocab), load=load, api_key=api_key, rule=rule, batching=True,
+            spec, url=o.url, model=model, vocab=range(*o.vocab), load=load, api_key=api_key,
+            rule=rule, batching=not o.no_batching,
             slo=Slo(ttft_s=o.slo_ttft, tpot_s=o.slo_tpot, e2e_s=o.slo_e2e), run_dir=o.out,
             prompt_set=o.prompt_set, shared_prefix_tokens=o.shared_prefix_tokens, replay_s=replay,
             on_progress=_progress(spec.point),
@@ -81,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--timeout", type=float, default=600.0, metavar="S", help="a request fails after so long")
     p.add_argument("--seed", type=int, help="of prompts and arrivals; a fresh one unless given, so no prompt repeats")
     p.add_argument("--vocab", type=_range, default=(256, 8000), metavar="LOW:HIGH", help="token ids prompts draw from")
+    p.add_argument("--no-batching", action="store_true", help="the server decodes one request at a time")
     p.add_argument("--prompt-set", metavar="NAME", help="repeat this set's prompts at every point")
     p.add_argument("--shared-prefix-tokens", type=int, default=0, metavar="N", help="leading tokens all prompts share")
     p.add_argument("--temperature", type=float, default=0.0)

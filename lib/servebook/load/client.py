@@ -192,6 +192,8 @@ class Client:
         for option in options:
             reply = Reply(-1, 0, 0)
             await self.stream(json.dumps({**base, **option}).encode(), reply)
+            if reply.status in (401, 403, 404):
+                break  # not about a field
             if reply.status not in (400, 422):
                 return option
         raise ServebookError(f"the server refuses the request ({reply.error})", self.endpoint, "Check the model's name")

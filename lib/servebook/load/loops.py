@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from .. import stats
@@ -33,6 +33,16 @@ class Rule:
     min_seconds: float
     time_limit_s: float
     exactly: int | None = None
+
+
+def converged(measured: Sequence[Reply]) -> bool:
+    """Whether the 95 % intervals of mean E2E and mean TTFT are narrow enough for a point to end."""
+    good = [r for r in measured if r.ok]
+    for name, limit in (("e2e_s", NARROW_E2E), ("ttft_s", NARROW_TTFT)):
+        interval = stats.mean_interval([v for r in good if (v := getattr(r, name)) is not None])
+        if interval is None or interval.relative_half_width > limit:
+            return False
+    return True
 
 
 @dataclass
@@ -127,14 +137,7 @@ class Tracker:
             return f"max_requests ({rule.max_requests}) reached"
         if n < rule.min_requests or seconds < rule.min_seconds or n % (c * math.ceil(8 / c)):
             return None
-        good = [r for r in self.measured if r.ok]
-        e2e, ttft = (
-            stats.mean_interval([v for r in good if (v := getattr(r, name)) is not None])
-            for name in ("e2e_s", "ttft_s")
-        )
-        if e2e and ttft and e2e.relative_half_width <= NARROW_E2E and ttft.relative_half_width <= NARROW_TTFT:
-            return "interval narrow enough"
-        return None
+        return "interval narrow enough" if converged(self.measured) else None
 
     def pending(self) -> list[Reply]:
         """Open loop: requests of the window that are still in flight."""

@@ -28,7 +28,7 @@ from .. import stats
 from ..params import Slo
 from . import metrics
 from .client import Reply
-from .loops import Tracker
+from .loops import Tracker, converged
 
 SLICES = 12  # of the window, for the throughput's interval
 
@@ -130,6 +130,7 @@ def summarize(tracker: Tracker, slo: Slo, *, batching: bool, scraper: metrics.Sc
         "warmup_failures": sum(r.phase == "warmup" and not r.ok for r in everything),
         "errors": dict(Counter(r.error for r in everything if r.error and r.phase != "drain").most_common(5)),
         "stop_reason": tracker.stop_reason,
+        "converged": converged(tracker.measured),
         "seconds": end - begin if begin is not None and end is not None else 0.0,
     }
     out |= _latencies(good) | _shape(good) | _hung(tracker, good)
@@ -160,6 +161,10 @@ def summarize(tracker: Tracker, slo: Slo, *, batching: bool, scraper: metrics.Sc
         "in_flight_mean": in_flight,
         "little_l": little,
         "little_error": little / in_flight - 1 if little is not None and in_flight else None,
+        # latencies of requests that straddle the window's ends may differ by a deviation
+        "little_edge": (tracker.concurrency or 0) * float(np.std([r.e2e_s or 0.0 for r in good])) / len(good) / e2e
+        if e2e
+        else None,
         "waiting_first_token": rate * ttft if ttft is not None else None,
         "goodput_per_s": met / seconds,
         "goodput_share": met / (len(good) + len(failed)) if good or failed else None,
