@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from servebook.engines import facts, logs
 from servebook.engines.base import FACT_KEYS
 
 CUDA = """\
-(APIServer pid=1) INFO 04-16 11:16:06 [utils.py:297] non-default args: {'host': '127.0.0.1', 'model': 'm', 'max_num_seqs': 128}
+(APIServer pid=1) INFO 04-16 11:16:06 [utils.py:297] non-default args: {'model': 'm', 'max_num_seqs': 128}
 (APIServer pid=1) INFO 04-16 11:16:17 [model.py:549] Resolved architecture: Qwen2ForCausalLM
 (APIServer pid=1) INFO 04-16 11:16:17 [model.py:1678] Using max model len 8704
 (APIServer pid=1) INFO 04-16 11:16:17 [scheduler.py:239] Chunked prefill is enabled with max_num_batched_tokens=2048.
@@ -22,13 +21,13 @@ device_config=cuda, enable_prefix_caching=True, enable_chunked_prefill=True, com
 (EngineCore pid=7) INFO 04-16 11:16:25 [cuda.py:317] Using FLASH_ATTN attention backend out of potential backends: \
 ['FLASH_ATTN', 'FLASHINFER', 'TRITON_ATTN', 'FLEX_ATTENTION'].
 (EngineCore pid=7) INFO 04-16 11:16:25 [flash_attn.py:598] Using FlashAttention version 3
-(EngineCore pid=7) INFO 04-16 11:16:29 [gpu_model_runner.py:5150] Model loading took 14.25 GiB memory and 3.215610 seconds
+(EngineCore pid=7) INFO 04-16 11:16:29 [gpu_model_runner.py:5150] Model loading took 14.25 GiB memory and 3.2 seconds
 (EngineCore pid=7) INFO 04-16 11:16:59 [gpu_worker.py:760] Available KV cache memory: 23.55 GiB
 (EngineCore pid=7) INFO 04-16 11:16:59 [kv_cache_utils.py:1087] GPU KV cache size: 430,528 tokens
-(EngineCore pid=7) INFO 04-16 11:16:59 [kv_cache_utils.py:1091] Maximum concurrency for 8,704 tokens per request: 49.46x
+(EngineCore pid=7) INFO 04-16 11:16:59 [kv_cache_utils.py:1091] Maximum concurrency for 8,704 tokens: 49.46x
 (EngineCore pid=7) INFO 04-16 11:17:04 [gpu_model_runner.py:6582] Graph capturing finished in 5 secs, took 0.52 GiB
-(EngineCore pid=7) INFO 04-16 11:17:04 [gpu_worker.py:1035] Free memory on device (44.1/44.5 GiB) on startup. Desired GPU \
-memory utilization is (0.9, 40.1 GiB). Actual usage is 14.25 GiB for consumed memory (weights + non-torch), 1.41 GiB for \
+(EngineCore pid=7) INFO 04-16 11:17:04 [gpu_worker.py:1035] Free memory on device (44.1/44.5 GiB) on startup. Desired \
+GPU memory utilization is (0.9, 40.1 GiB). Actual usage is 14.25 GiB for consumed memory (weights + non-torch), 1.41 GiB for \
 peak activation, and 0.52 GiB for CUDAGraph memory. Current kv cache memory in use is 23.55 GiB.
 """
 
@@ -118,13 +117,13 @@ def test_cause_is_the_engines_own_exception() -> None:
 (EngineCore pid=3) ERROR 11-29 14:45:32 [core.py:900] EngineCore failed to start.
 (EngineCore pid=3) ERROR 11-29 14:45:32 [core.py:900] Traceback (most recent call last):
 (EngineCore pid=3) ERROR 11-29 14:45:32 [core.py:900]   File "core.py", line 849, in run
-(EngineCore pid=3) ERROR 11-29 14:45:32 [core.py:900] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB
+(EngineCore pid=3) ERROR 11-29 14:45:32 [core.py:900] torch.OutOfMemoryError: CUDA out of memory. Tried to get 2 GiB
 Traceback (most recent call last):
   File "<frozen runpy>", line 198, in _run_module_as_main
     raise RuntimeError(
 RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore_0': 1}
 """.splitlines()
-    assert logs.cause(log) == "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    assert logs.cause(log) == "torch.OutOfMemoryError: CUDA out of memory. Tried to get 2 GiB"
     assert "gpu_memory_utilization" in logs.fix(log, Path("x.log"))
 
 

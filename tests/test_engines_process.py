@@ -1,4 +1,4 @@
-"""Servers are started whole, found again, and ended whole, whoever dies first. Real processes; the server is a double."""
+"""Servers are started whole, found again, and ended whole, whoever dies first. Real processes, a doubled server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from servebook.engines import ports, process
 from servebook.errors import ServebookError
 
@@ -118,7 +117,7 @@ def test_death_at_start_is_one_line_with_its_cause(tmp_path: Path) -> None:
         process.launch("e", double("die"), tmp_path)
     assert "exit status 1" in caught.value.what and "RuntimeError: the model does not fit" in caught.value.what
     assert caught.value.where == "engines.e" and "\n" not in str(caught.value)
-    with pytest.raises(ServebookError, match="SIGKILL.*out-of-memory"):
+    with pytest.raises(ServebookError, match=r"SIGKILL.*out-of-memory"):
         process.launch("e", double("kill"), tmp_path)
 
 

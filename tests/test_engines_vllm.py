@@ -11,7 +11,6 @@ from typing import Any
 
 import psutil
 import pytest
-
 from servebook import engines, params
 from servebook.engines import vllm
 from servebook.errors import ServebookError
@@ -92,13 +91,13 @@ def test_unsupported_processor_is_said_before_any_start() -> None:
 def test_missing_vllm_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm.importlib.util, "find_spec", lambda name: None)
     p = run_params({"kind": "vllm"})
-    with pytest.raises(ServebookError, match="engines.e: vLLM is not installed"):
+    with pytest.raises(ServebookError, match=r"engines.e: vLLM is not installed"):
         engines.start(p, "e", tmp_path, base=tmp_path)
     assert engines.check(p, "e") == "vLLM is not installed"
 
 
 def test_unknown_engine_names_the_known(tmp_path: Path) -> None:
-    with pytest.raises(ServebookError, match="no engine 'x'. This run has e"):
+    with pytest.raises(ServebookError, match=r"no engine 'x'. This run has e"):
         engines.ensure(run_params({"kind": "naive"}), "x", tmp_path, tmp_path)
 
 

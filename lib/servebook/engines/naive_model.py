@@ -1,7 +1,8 @@
 """A decoder run the plain way: Transformers, batch 1, greedy, a KV cache that grows (and is recopied) every step.
 
 Also the process that decodes for naive_server.py (`python -m servebook.engines.naive_model --model DIR`). It is one of
-its own because HTTP in the same process takes the interpreter lock from the decode loop, 7–10 % of a small model's TPOT.
+its own because HTTP in the same process takes the interpreter lock from the decode loop, 7–10 % of a small model's
+time per token.
 
 Lines in: {"prompt": [ids], "max_tokens": N, "eos": [ids]}, or "stop" to end the request under way.
 Lines out: the facts as JSON when loaded; then for each request its token ids, each as soon as it is known, and "end",

@@ -132,12 +132,13 @@ class Worker:
         assert self.process.stdin is not None and self.process.stdout is not None
         request = {"prompt": job.prompt, "max_tokens": job.max_tokens, "eos": job.eos}
         self.process.stdin.write(json.dumps(request).encode() + b"\n")
-        line = b"end"
+        ended = False
         try:
             while (line := await self.process.stdout.readline()).rstrip().isdigit():
                 yield int(line)
+            ended = True
         finally:
-            if line[:1].isdigit():  # the reader left before the end
+            if not ended:  # the reader left, before the first token or between two
                 self.process.stdin.write(b"stop\n")
                 await asyncio.shield(self._until_end())
         if not line.startswith(b"end"):
