@@ -87,10 +87,21 @@ def test_svg_is_the_same_twice_and_dateless() -> None:
 def test_svg_colours_are_variables_and_ids_belong_to_one_figure() -> None:
     one = charts.html_figure(charts.throughput(ROWS, FROZEN, "c512"))
     other = charts.html_figure(charts.throughput(ROWS, FROZEN, "c8192"))
-    drawing = one[one.index("</style>") :]
-    assert not re.search(r"#[0-9a-f]{6}", re.sub(r'style="--s[^"]*"', "", drawing.partition("<svg")[0]))
+    assert not re.search(r"#[0-9a-f]{6}", re.sub(r'style="--s[^"]*"', "", one))
     ids = [set(re.findall(r'\bid="([^"]+)"', m)) for m in (one, other)]
     assert len(ids[0]) > 5 and not ids[0] & ids[1]
+
+
+def test_one_class_has_one_look_across_figures_of_the_same_id() -> None:
+    # the same chart stands in several chapters, drawn from less or more data; its <style> counts for the whole page
+    rows = report_data.spoiled(ROWS)
+    drawn = [charts.throughput(r, FROZEN, "c512") for r in (ROWS, rows, report_data.points((1, 2)))]
+    looks: dict[str, set[str]] = {}
+    for markup in map(charts.html_figure, drawn):
+        for name, look in re.findall(r"\.(k\w+)\{([^}]*)\}", markup):
+            looks.setdefault(name, set()).add(look)
+        assert set(re.findall(r'class="(k\w+)"', markup)) <= set(looks)
+    assert len(looks) > 10 and all(len(v) == 1 for v in looks.values())
 
 
 def test_text_from_outside_is_escaped_in_figures() -> None:

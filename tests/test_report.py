@@ -48,6 +48,19 @@ def test_order_title_and_links(run: tuple[Path, list[Path]]) -> None:
     assert "First measured point of a sweep began 2026-01-02T03:04:05Z" in page
 
 
+def test_rules_of_the_figures_stand_once_in_the_head(run: tuple[Path, list[Path]]) -> None:
+    page = render(*run).read_text()
+    head, _, body = page.partition("</head>")
+    rules = re.findall(r"\.(k[a-z2-7]{6})\{", head)
+    assert len(rules) == len(set(rules)) and "<style" not in body
+    assert set(re.findall(r'class="(k[a-z2-7]{6})"', body)) == set(rules)
+
+
+def test_reasons_of_the_audit_are_listed() -> None:
+    made = tables.points_table(report_data.spoiled(report_data.points()), "c512")
+    assert "Why the audit marked 2 points" in made and "prefix-cache hits on 41" in made and "<script" not in made
+
+
 def test_no_noise_from_the_notebooks(run: tuple[Path, list[Path]]) -> None:
     page = render(*run).read_text()
     for noise in ("it/s", "only for the terminal", "HBox", "\x1b", "example.com", "onclick", "<!-- hidden"):

@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter
 
 from .. import score
 from . import lines, words
-from .style import LIGHT, Canvas, FigureText, chart, engine_styles, plain_log, y_axis
+from .style import LIGHT, Canvas, FigureText, chart, engine_order, engine_styles, plain_log, y_axis
 
 
 @chart
@@ -34,7 +34,7 @@ def roofline(
     frame = pd.DataFrame(steps, columns=["engine", "phase", "label", "flops", "bytes", "seconds"])
     frame = frame[(frame["seconds"] > 0) & (frame["bytes"] > 0) & (frame["flops"] > 0)]
     frame = frame.assign(intensity=frame["flops"] / frame["bytes"], rate=frame["flops"] / frame["seconds"] / 1e12)
-    engines = sorted(frame["engine"].unique(), key=lambda e: ({"naive": 0, "vllm": 1}.get(e, 2), e))
+    engines = sorted(frame["engine"].unique(), key=engine_order)
     styles = engine_styles(engines)
     ridge, peak = peak_flops_per_s / bytes_per_s, peak_flops_per_s / 1e12
     figure, [(ax, _)] = canvas.panels(1, height=3.7)
@@ -233,7 +233,7 @@ def predicted_vs_measured(canvas: Canvas, scores: pd.DataFrame, *, id: str = "pr
         text = "No point was both predicted and measured."
         figure.servebook = FigureText(id, title, text, text)  # type: ignore[attr-defined]
         return figure
-    engines = sorted(rows["engine"].unique(), key=lambda e: ({"naive": 0, "vllm": 1}.get(e, 2), e))
+    engines = sorted(rows["engine"].unique(), key=engine_order)
     styles = engine_styles(engines)
     metrics = [m for m in score.MEASURED if (rows["metric"] == m).any()]
     names = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "latency", "output_tok_per_s": "output tok/s",

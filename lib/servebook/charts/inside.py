@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from . import lines, words
-from .style import LIGHT, Canvas, FigureText, chart, engine_styles, y_axis
+from .style import LIGHT, Canvas, FigureText, chart, engine_order, engine_styles, y_axis
 
 SERIES = {
     "running": ("Requests", "running"),
@@ -49,7 +49,7 @@ def distributions(
         text = "Nothing to draw: no measured request in this sweep."
         figure.servebook = FigureText(f"distributions-{sweep}", title, text, text)  # type: ignore[attr-defined]
         return figure
-    engines = sorted(frame["engine"].unique(), key=lambda e: ({"naive": 0, "vllm": 1}.get(e, 2), e))
+    engines = sorted(frame["engine"].unique(), key=engine_order)
     styles = engine_styles(engines)
     order = sorted(frame[by].dropna().unique())
     found, alt = [], []

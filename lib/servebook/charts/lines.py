@@ -16,9 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from .. import score
 from . import words
-from .style import LIGHT, EngineStyle, engine_styles
-
-MEASURED_CAP = 2.5
+from .style import LIGHT, EngineStyle, engine_order, engine_styles
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def gather(points: Any, predictions: Any, sweep: str | None, stage: str | None =
     frame = score.points_frame(points)
     forecast = score.prediction_frame(predictions if predictions is not None else [])
     order = [*dict.fromkeys([*frame["engine"].dropna(), *forecast["engine"].dropna()])]
-    order.sort(key=lambda e: ({"naive": 0, "vllm": 1}.get(e, 2), e))
+    order.sort(key=engine_order)
     styles = engine_styles(order)
     if sweep is not None:
         frame, forecast = frame[frame["sweep"] == sweep], forecast[forecast["sweep"] == sweep]
@@ -134,7 +132,7 @@ def interval(ax: Axes, x: Any, y: Any, low: Any, high: Any, colour: str) -> None
         x, y, low, high = (np.asarray(v, dtype=float)[known] for v in (x, y, low, high))
         # a mean can lie outside a bootstrap interval by rounding
         spans = [np.maximum(y - low, 0), np.maximum(high - y, 0)]
-        ax.errorbar(x, y, yerr=spans, fmt="none", ecolor=colour, elinewidth=1.1, capsize=MEASURED_CAP, zorder=3)
+        ax.errorbar(x, y, yerr=spans, fmt="none", ecolor=colour, elinewidth=1.3, zorder=3)
 
 
 def _ratio(below: Axes, seen: pd.DataFrame, said: pd.DataFrame, x: str, look: EngineStyle) -> None:

@@ -163,10 +163,18 @@ def text_of(figure: Figure) -> FigureText:
     return figure.servebook  # type: ignore[attr-defined]
 
 
+FIXED_SLOTS = {"naive": 0, "hf": 0, "vllm": 1}
+
+
+def engine_order(engine: str) -> tuple[int, str]:
+    """Sort key: the naive server, then vLLM, then others by name."""
+    return FIXED_SLOTS.get(engine, 2), engine
+
+
 def engine_styles(engines: Sequence[str]) -> dict[str, EngineStyle]:
     """Colour and marker by engine name: naive and vllm always the same, others by their order in the run."""
-    fixed = {"naive": 0, "hf": 0, "vllm": 1}
-    taken = {fixed[e] for e in engines if e in fixed}
+    fixed = {e: slot for e, slot in FIXED_SLOTS.items() if e in engines}
+    taken = set(fixed.values())
     free = [i for i in range(5) if i not in taken and i not in (0, 1)] + [i for i in (0, 1) if i not in taken]
     styles = {}
     for engine in engines:
@@ -239,12 +247,6 @@ def _restyle(style: str) -> str:
     return ";".join(kept)
 
 
-def short_prefix(text: str) -> str:
-    """Five letters that stand for a figure's id in the many ids and class names of its drawing."""
-    digest = hashlib.blake2b(text.encode(), digest_size=5).digest()
-    return "s" + base64.b32encode(digest).decode().lower()[:5] + "-"
-
-
 def _drawing(figure: Figure, prefix: str) -> tuple[str, str]:
     """(viewBox, the drawing's elements), every id short and under `prefix`."""
     buffer = io.StringIO()
@@ -258,13 +260,16 @@ def _drawing(figure: Figure, prefix: str) -> tuple[str, str]:
             found = re.findall(r"url\(#([^)]+)\)", value) + ([value[1:]] if key.endswith("href") else [])
             for old in found:
                 used.setdefault(old, f"{prefix}{len(used)}")
-    return root.get("viewBox", "0 0 100 100"), "".join(_merge([_element(child, used) for child in root]))
+    parts = [p for child in root for p in _element(child, used)]
+    # words last: they lie on nothing, and grid lines then stand together and merge
+    words = [p for p in parts if p.startswith("<text")]
+    return root.get("viewBox", "0 0 100 100"), "".join(_merge([p for p in parts if p not in words]) + words)
 
 
-def _element(node: ET.Element, used: Mapping[str, str]) -> str:
+def _element(node: ET.Element, used: Mapping[str, str]) -> list[str]:
     tag = node.tag.rpartition("}")[2]
     if tag in ("metadata", "style"):
-        return ""
+        return []
     attributes = {}
     for key, value in node.attrib.items():
         name = key.rpartition("}")[2]
@@ -283,22 +288,35 @@ def _element(node: ET.Element, used: Mapping[str, str]) -> str:
         if value:
             attributes[name] = value
     if tag == "path" and "style" not in attributes and "id" not in attributes:
-        return ""  # neither filled nor stroked
-    inside = "".join(_merge([_element(child, used) for child in node]))
-    if tag in ("g", "defs") and not inside:
-        return ""
-    if tag == "g" and not attributes:
+        return []  # neither filled nor stroked
+    if f"stroke:var({_VARIABLES['grid']})" in attributes.get("style", ""):
+        attributes.pop("clip-path", None)  # grid lines end at the axes anyway
+    inside = [p for child in node for p in _element(child, used)]
+    if tag == "g" and (not attributes or not inside):
         return inside
+    if tag == "defs" and not inside:
+        return []
+    if (
+        tag == "g"
+        and len(looks := {m[1] for p in inside if (m := _USE.fullmatch(p))}) == 1
+        and all(map(_USE.fullmatch, inside))
+    ):
+        attributes["style"] = looks.pop()  # markers of one look
+        inside = [_USE.sub(lambda m: m[0].replace(f' style="{m[1]}"', ""), p) for p in inside]
     text = html.escape(node.text) if node.text and node.text.strip() else ""
     opened = "".join(f' {k}="{html.escape(v)}"' for k, v in attributes.items())
-    return f"<{tag}{opened}>{text}{inside}</{tag}>" if text or inside else f"<{tag}{opened}/>"
+    body = text + "".join(_merge(inside))
+    return [f"<{tag}{opened}>{body}</{tag}>" if body else f"<{tag}{opened}/>"]
+
+
+_USE = re.compile(r'<use [^>]* style="([^"]*)"/>')
 
 
 def _merge(parts: list[str]) -> list[str]:
     """Neighbouring stroked paths that look the same become one path (grid lines, box plots)."""
     merged: list[str] = []
     pattern = re.compile(r'<path d="([^"]*)"((?: clip-path="[^"]*")? style="(?!fill)[^"]*")/>')
-    for part in filter(None, parts):
+    for part in parts:
         before, now = pattern.fullmatch(merged[-1]) if merged else None, pattern.fullmatch(part)
         if before and now and before[2] == now[2]:
             merged[-1] = f'<path d="{before[1]}{now[1]}"{now[2]}/>'
@@ -313,19 +331,29 @@ def svg(figure: Figure, prefix: str, naming: str) -> str:
     colours = "".join(
         f"{short}:var(--{name},{LIGHT[name]});" for name, short in _VARIABLES.items() if f"var({short})" in body
     )
-    looks: dict[str, str] = {}
-    prefix = short_prefix(prefix)
+    rules: dict[str, str] = {}
 
     def classed(match: re.Match[str]) -> str:
-        return f'class="{looks.setdefault(match[1], f"{prefix}{len(looks)}")}"'
+        name = "k" + _letters(match[1], 6)
+        rules[name] = match[1]
+        return f'class="{name}"'
 
+    # a <style> in an inline <svg> counts for the whole page: a class is named by its content, so none can clash
     body = re.sub(r'(?<= )style="([^"]*)"', classed, body)
-    # class names differ between figures: a <style> inside an inline <svg> counts for the whole page
-    rules = "".join(f".{name}{{{style}}}" for style, name in looks.items())
+    sheet = "".join(f".{name}{{{style}}}" for name, style in rules.items())
     return (
         f'<svg role="img" {naming} viewBox="{box}" fill="none" stroke-linejoin="round" '
-        f'style="{colours}width:100%;height:auto;font-family:var(--sans,sans-serif)"><style>{rules}</style>{body}</svg>'
+        f'style="{colours}width:100%;height:auto;font-family:var(--sans,sans-serif)"><style>{sheet}</style>{body}</svg>'
     )
+
+
+def _letters(text: str, count: int) -> str:
+    return base64.b32encode(hashlib.blake2b(text.encode(), digest_size=8).digest()).decode().lower()[:count]
+
+
+def short_prefix(text: str) -> str:
+    """A few letters that stand for a figure's id in the ids of its drawing."""
+    return f"s{_letters(text, 5)}-"
 
 
 def standalone_svg(figure: Figure) -> str:

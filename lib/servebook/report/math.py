@@ -41,6 +41,11 @@ def mathml(tex: str, *, display: bool) -> str:
     return ET.tostring(root, encoding="unicode")
 
 
+def formula(tex: str) -> str:
+    """Displayed TeX in a box that scrolls on its own where it is wider than the page."""
+    return f'<div class="sb-math" tabindex="0" role="group" aria-label="Formula">{mathml(tex, display=True)}</div>'
+
+
 def slug(text: str) -> str:
     """Letters and digits of a heading joined by hyphens."""
     plain = re.sub(r"<[^>]+>", "", html.unescape(text)).lower()
@@ -130,7 +135,7 @@ def markdown(text: str, renderer: Page | None = None) -> str:
         escape=True, renderer=renderer, plugins=["strikethrough", footnotes, math, table, table_in_list]
     )
     renderer.register("inline_math", lambda _, tex: mathml(tex, display=False))
-    renderer.register("block_math", lambda _, tex: f'<div class="sb-math">{mathml(tex, display=True)}</div>\n')
+    renderer.register("block_math", lambda _, tex: formula(tex) + "\n")
     renderer.register("table", lambda _, inner: scroller(f"<table>{inner}</table>", "Table") + "\n")
     renderer.register("table_cell", _cell)
     body = str(parser(text))

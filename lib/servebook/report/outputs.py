@@ -11,7 +11,7 @@ from typing import Any
 import bleach
 from bleach.css_sanitizer import CSSSanitizer
 
-from .math import DATA_IMAGE, Page, markdown, mathml, scroller
+from .math import DATA_IMAGE, Page, formula, markdown, scroller
 
 TAGS = {
     "a", "abbr", "b", "blockquote", "br", "caption", "code", "dd", "del", "details", "div", "dl", "dt", "em",
@@ -96,8 +96,7 @@ def _output(output: Mapping[str, Any], renderer: Page) -> str:
             coded = re.sub(r"[^A-Za-z0-9+/=]", "", _joined(data[kind]))
             return f'<img src="data:{kind};base64,{coded}" alt="{alt}">'
     if "text/latex" in data:
-        tex = _joined(data["text/latex"]).strip()
-        return f'<div class="sb-math">{mathml(tex.strip("$"), display=True)}</div>'
+        return formula(_joined(data["text/latex"]).strip().strip("$"))
     return _printed(words)
 
 

@@ -52,10 +52,13 @@ def render(
     others = [p for p in paths if not _is_post(p)]
     post = [chapter(p, ids, anchors, post=True) for p in posts]
     chapters = [chapter(p, ids, anchors, post=False) for p in others]
+    rules: set[str] = set()
     context = _context(run_dir) | {"post": post, "chapters": chapters, "url": url, "policy": POLICY}
     if not context["title"]:
         context["title"] = post[0].title if post else run_dir.name
-    context["style"] = _style()
+    for part in [*post, *chapters]:
+        part.body = _hoist(part.body, rules)
+    context["style"] = _style() + "\n" + "".join(sorted(rules))
     page = _environment().get_template("page.html.j2").render(**context)
     page = re.sub(r"[ \t]+\n", "\n", page)
     scratch = out.with_name(f".{out.name}.{os.getpid()}.tmp")
@@ -63,6 +66,16 @@ def render(
     scratch.write_text(page, encoding="utf-8")
     scratch.replace(out)
     return out
+
+
+def _hoist(body: str, rules: set[str]) -> str:
+    """Take the style sheets out of figures: many figures share their rules, the page needs each once."""
+
+    def keep(match: re.Match[str]) -> str:
+        rules.update(re.findall(r"\.k[a-z2-7]{6}\{[^}]*\}", match[2]))
+        return match[1]
+
+    return re.sub(r"(<svg role=\"img\"[^>]*>)<style>([^<]*)</style>", keep, body)
 
 
 def _is_post(path: Path) -> bool:
@@ -126,8 +139,23 @@ def chapter(path: Path, ids: Ids, anchors: Mapping[str, str], *, post: bool) -> 
         },
     )
     notebook.metadata["servebook_code_last"] = post  # in the post the result speaks first
+    notebook.cells = _joined_code(notebook.cells)
     body, _ = exporter.from_notebook_node(notebook)
     return Chapter(title or path.stem.replace("_", " "), anchor, body, sections)
+
+
+def _joined_code(cells: list[Any]) -> list[Any]:
+    """Neighbouring code cells without output between them become one, to be folded once."""
+    joined: list[Any] = []
+    for cell in cells:
+        last = joined[-1] if joined else None
+        hidden = HIDDEN & {*cell["metadata"].get("tags", []), *(last["metadata"].get("tags", []) if last else [])}
+        if last and not hidden and last.cell_type == cell.cell_type == "code" and not last.outputs:
+            last.source = f"{last.source.rstrip()}\n\n{cell.source}"
+            last.outputs = cell.outputs
+        else:
+            joined.append(cell)
+    return joined
 
 
 def _take_title(notebook: Any) -> str:
@@ -205,20 +233,34 @@ def _stamp(run_dir: Path) -> list[str]:
 
 
 def _downloads(run_dir: Path) -> list[dict[str, str]]:
-    found = []
-    kinds = {"points.csv": "text/csv", "predictions.json": "application/json", "params.yaml": "application/yaml"}
-    words = {
+    """The run's data as files inside the page."""
+    kinds = {"points.csv": "text/csv", "predictions.csv": "text/csv", "params.yaml": "application/yaml"}
+    what = {
         "points.csv": "every measured point",
-        "predictions.json": "every frozen prediction",
+        "predictions.csv": "every frozen prediction with its interval",
         "params.yaml": "the run's parameters",
     }
+    found = []
     for name, kind in kinds.items():
-        path = run_dir / name
-        if path.exists() and path.stat().st_size <= LARGEST_DOWNLOAD:
-            raw = path.read_bytes()
+        raw = _predictions_csv(run_dir) if name == "predictions.csv" else _bytes(run_dir / name)
+        if raw and len(raw) <= LARGEST_DOWNLOAD:
             coded = base64.b64encode(raw).decode()
             found.append({
-                "name": name, "href": f"data:{kind};charset=utf-8;base64,{coded}", "what": words[name],
+                "name": name, "href": f"data:{kind};charset=utf-8;base64,{coded}", "what": what[name],
                 "size": f"{max(1, round(len(raw) / 1000))} kB", "file": f"{run_dir.name}-{name}",
             })  # fmt: skip
     return found
+
+
+def _bytes(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
+
+
+def _predictions_csv(run_dir: Path) -> bytes:
+    from ..score import prediction_frame
+
+    stored = run_dir / "predictions.json"
+    if not stored.exists():
+        return b""
+    frame = prediction_frame(json.loads(stored.read_text(encoding="utf-8")))
+    return frame.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode()

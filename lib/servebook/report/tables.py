@@ -189,12 +189,6 @@ def points_table(points: Any, sweep: str, caption: str | None = None) -> Html:
     rows = frame.sort_values(["engine", x])
     each = list(rows.itertuples())
 
-    def audit(row: Any) -> Html:
-        look = {"valid": "hit", "suspect": "near", "invalid": "miss"}.get(row.verdict, "near")
-        reasons = row.reasons if isinstance(getattr(row, "reasons", None), list) else []
-        more = f' <span class="sb-soft">{esc("; ".join(map(str, reasons)))}</span>' if reasons else ""
-        return Html(f'<span class="sb-verdict sb-{look}">{esc(row.verdict)}</span>{more}')
-
     shown = columns({
         name: [words.label(getattr(r, x)) for r in each], "Engine": [r.engine for r in each],
         "n": [_plain(None if pd.isna(r.requests) else int(r.requests)) for r in each],
@@ -204,10 +198,31 @@ def points_table(points: Any, sweep: str, caption: str | None = None) -> Html:
         "Latency p50 / p99": [f"{words.seconds(r.e2e_p50_s)} / {words.seconds(r.e2e_p99_s)}" for r in each],
         "Decode tok/s": [words.number(r.decode_tok_per_s) for r in each],
         "Output tok/s": [words.number(r.output_tok_per_s) for r in each],
-        "Audit": [audit(r) for r in each],
+        "Audit": [audit(r.verdict) for r in each],
     })  # fmt: skip
     numbers = ("n", "Failed", "TTFT", "TPOT", "Latency p50 / p99", "Decode tok/s", "Output tok/s")
-    return table(shown, caption or f"Measured in {sweep}; brackets: 95 % interval of the mean", right=numbers)
+    made = table(shown, caption or f"Measured in {sweep}; brackets: 95 % interval of the mean", right=numbers)
+    return Html(made + _reasons(each))
+
+
+def audit(name: Any) -> Html:
+    """The audit's verdict on a point, coloured."""
+    name = "valid" if name is None or name != name else str(name)
+    look = {"valid": "hit", "invalid": "miss"}.get(name, "near")
+    return Html(f'<span class="sb-verdict sb-{look}">{esc(name)}</span>')
+
+
+def _reasons(rows: Sequence[Any]) -> str:
+    items = []
+    for row in rows:
+        reasons = getattr(row, "reasons", None)
+        if isinstance(reasons, list) and reasons:
+            head = f"{row.engine}, {place(row)}, {row.verdict}"
+            items.append(f"<li><b>{esc(head)}:</b> {esc('; '.join(map(str, reasons)))}</li>")
+    if not items:
+        return ""
+    title = f"Why the audit marked {len(items)} {'point' if len(items) == 1 else 'points'}"
+    return f'<details class="sb-why"><summary>{title}</summary><ul>{"".join(items)}</ul></details>'
 
 
 def facts_table(facts: Mapping[str, Mapping[str, Any]], caption: str = "What each engine said of itself") -> Html:
