@@ -9,7 +9,7 @@ from servebook.engines import facts, logs
 from servebook.engines.base import FACT_KEYS
 
 CUDA = """\
-(APIServer pid=1) INFO 04-16 11:16:06 [utils.py:297] non-default args: {'model': 'm', 'max_num_seqs': 128}
+(APIServer pid=1) INFO 04-16 11:16:06 [utils.py:297] non-default args: {'max_num_seqs': 128}
 (APIServer pid=1) INFO 04-16 11:16:17 [model.py:549] Resolved architecture: Qwen2ForCausalLM
 (APIServer pid=1) INFO 04-16 11:16:17 [model.py:1678] Using max model len 8704
 (APIServer pid=1) INFO 04-16 11:16:17 [scheduler.py:239] Chunked prefill is enabled with max_num_batched_tokens=2048.
@@ -27,8 +27,8 @@ device_config=cuda, enable_prefix_caching=True, enable_chunked_prefill=True, com
 (EngineCore pid=7) INFO 04-16 11:16:59 [kv_cache_utils.py:1091] Maximum concurrency for 8,704 tokens: 49.46x
 (EngineCore pid=7) INFO 04-16 11:17:04 [gpu_model_runner.py:6582] Graph capturing finished in 5 secs, took 0.52 GiB
 (EngineCore pid=7) INFO 04-16 11:17:04 [gpu_worker.py:1035] Free memory on device (44.1/44.5 GiB) on startup. Desired \
-GPU memory utilization is (0.9, 40.1 GiB). Actual usage is 14.25 GiB for consumed memory (weights + non-torch), 1.41 GiB for \
-peak activation, and 0.52 GiB for CUDAGraph memory. Current kv cache memory in use is 23.55 GiB.
+GPU memory utilization is (0.9, 40.1 GiB). Actual usage is 14.25 GiB for consumed memory (weights + non-torch), \
+1.41 GiB for peak activation, and 0.52 GiB for CUDAGraph memory. Current kv cache memory in use is 23.55 GiB.
 """
 
 CPU = """\

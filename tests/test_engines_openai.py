@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from servebook import engines, params
 from servebook.engines import process
-from servebook.errors import ServebookError
 from servebook.engines.ports import free_port
+from servebook.errors import ServebookError
 from test_engines_process import DOUBLE, double
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -174,3 +175,42 @@ def test_engine_of_a_living_owner_is_not_ended(tmp_path: Path) -> None:
         with pytest.raises(ServebookError, match="already runs"):
             process.clear_stale(tmp_path, "e")
         assert server.alive()
+
+
+def test_gpu_memory_is_waited_for_and_its_rest_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(process, "GPU_RELEASE_S", 1.0)
+    in_use = iter([1.0, 9.0, 5.0, 1.1])  # before the start, then until it is released
+    monkeypatch.setattr(process, "gpu_gib_in_use", lambda: next(in_use))
+    process.launch("e", double(), tmp_path).stop()
+    assert json.loads((tmp_path / "engines/e.json").read_text())["gpu_gib_left"] == 0.1 and not caplog.records
+    monkeypatch.setattr(process, "gpu_gib_in_use", iter([1.0, *[7.0] * 100]).__next__)
+    process.launch("e", double(), tmp_path).stop()
+    assert json.loads((tmp_path / "engines/e.json").read_text())["gpu_gib_left"] == 6.0
+    assert "6.0 GiB of GPU memory are not free" in caplog.text
+
+
+def test_folder_that_cannot_be_written_is_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "engines").write_text("a file in the way")
+    with pytest.raises(ServebookError, match=r"engines.e: cannot start it \(File exists\)"):
+        process.launch("e", double(), tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(process, "write_record", full)
+    before = set(psutil.pids())
+    with pytest.raises(ServebookError, match=r"No space left on device"):
+        process.launch("e", double(), tmp_path / "other")
+    started = [p for p in set(psutil.pids()) - before if process.TOKEN in environ_of(p)]
+    assert all(gone(p) for p in started)
+
+
+def environ_of(pid: int) -> dict[str, str]:
+    try:
+        return psutil.Process(pid).environ()
+    except psutil.Error:
+        return {}

@@ -41,15 +41,16 @@ TEXTS = {
 }
 
 
-def vllm_facts(url: str, log: Path, *, flags: list[str], on_cpu: bool) -> dict[str, Any]:
-    """Facts of a vLLM server that answers, from everything it offers; see base.FACT_KEYS."""
+def vllm_facts(url: str, log: Path, *, flags: list[str], cpu_threads: str | None) -> dict[str, Any]:
+    """Facts of a vLLM server that answers, from all it offers; see base.FACT_KEYS. cpu_threads: None on a GPU."""
     facts = from_log(log.read_text(errors="replace") if log.exists() else "")
     facts = merge(facts, from_flags(flags))
     facts = merge(facts, from_metrics((http_get(f"{url}/metrics") or b"").decode(errors="replace")))
     version = get_json(f"{url}/version")
     facts["version"] = version.get("version") if isinstance(version, dict) else facts["version"]
     facts["max_model_len"] = next((m.get("max_model_len") for m in served_models(url)), facts["max_model_len"])
-    if on_cpu:
+    if cpu_threads is not None:
+        facts["threads"] = int(cpu_threads) if cpu_threads.isdigit() else None
         facts["attention_backend"] = facts["attention_backend"] or "CPU"
         facts["cuda_graphs"] = False
         # vLLM's CPU platform turns it off whatever was asked (platforms/cpu.py)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from ..errors import ServebookError
 from ..params import NaiveEngine, RunParams
 from .base import blank_facts, get_json
 from .process import Launch
-from .vllm import HUB_TOKENS, without_secrets
+from .vllm import server_environment
 
 
 def prepare(params: RunParams, name: str, engine: NaiveEngine, run_dir: Path, base: Path) -> Launch:
@@ -31,15 +30,12 @@ def prepare(params: RunParams, name: str, engine: NaiveEngine, run_dir: Path, ba
     flags += ["--dummy"] if m.weights == "dummy" else []
     flags += ["--revision", m.revision] if m.hub and m.revision else []
     flags += ["--trust-remote-code"] if m.trust_remote_code else []
-    env = without_secrets(os.environ, keep=HUB_TOKENS if m.hub else set()) | {"PYTHONUNBUFFERED": "1"}
-    if not m.hub:
-        env["HF_HUB_OFFLINE"] = "1"
     argv = [sys.executable, "-m", "servebook.engines.naive_server", "--model", str(target), *flags]
     return Launch(
         kind="naive",
         model=model.model_name(m),
         argv=lambda port: [*argv, "--port", str(port)],
-        env=env,
+        env=server_environment(m),
         timeout_s=engine.startup_timeout_s,
         port=engine.port,
         read_facts=lambda url, _log: _facts(url, flags),

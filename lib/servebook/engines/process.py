@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import select
 import signal
@@ -24,6 +25,7 @@ from .ports import LOOPBACK, free_port, require_free
 GUARD = Path(__file__).with_name("guard.py")
 GRACE_S = 15.0
 PORT_TRIES = 3
+GPU_RELEASE_S, GPU_SLACK_GIB = 10.0, 0.3
 TOKEN = "SERVEBOOK_SERVER"  # environment variable that marks a server and all its children as one start's
 
 
@@ -48,6 +50,7 @@ class Server(Engine):
         self.kind = launch.kind
         self._record = record_of(run_dir, name)
         self._started = time.monotonic()
+        self._gpu_gib_before = gpu_gib_in_use()
         assert self.log is not None
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._token = uuid.uuid4().hex
@@ -60,7 +63,11 @@ class Server(Engine):
             )  # fmt: skip
         pid = _first_line(self._guard).get("pid")
         self.facts = blank_facts(kind=launch.kind, name=name, url=self.url, model=launch.model, pid=pid)
-        self._write(self._process())
+        try:
+            self._write(self._process())
+        except OSError:
+            self.stop()
+            raise
 
     def alive(self) -> bool:
         return self._guard.poll() is None
@@ -100,7 +107,22 @@ class Server(Engine):
             if self._guard.stdout:
                 self._guard.stdout.close()
             if self._guard.poll() is not None:
-                self._write(None)
+                self._note_memory_left()
+                with contextlib.suppress(OSError):  # a full disk must not hide why the run ends
+                    self._write(None)
+
+    def _note_memory_left(self) -> None:
+        """Wait until the GPU's memory is back where it was before the start; say so where it is not."""
+        if self._gpu_gib_before is None:
+            return
+        until = time.monotonic() + GPU_RELEASE_S
+        while (left := (gpu_gib_in_use() or 0.0) - self._gpu_gib_before) > GPU_SLACK_GIB and time.monotonic() < until:
+            time.sleep(0.2)
+        self.facts["gpu_gib_left"] = round(max(left, 0.0), 2)
+        if left > GPU_SLACK_GIB:
+            logging.getLogger(__name__).warning(
+                "%s has ended, but %.1f GiB of GPU memory are not free again", self.name, left
+            )
 
     def _process(self) -> dict[str, Any]:
         pid = self.facts["pid"]
@@ -113,6 +135,23 @@ class Server(Engine):
 
     def _write(self, process: dict[str, Any] | None) -> None:
         write_record(self._record, {**self.facts, "process": process})
+
+
+def gpu_gib_in_use() -> float | None:
+    """Memory in use on all NVIDIA GPUs in GiB, None where there is none to ask."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no library or no driver
+        return None
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return sum(pynvml.nvmlDeviceGetMemoryInfo(h).used for h in handles) / 2**30 if handles else None
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def launch(name: str, make: Launch, run_dir: Path) -> Server:

@@ -30,15 +30,18 @@ def prepare(params: RunParams, name: str, engine: VllmEngine, run_dir: Path, bas
         raise ServebookError(what, where, fix)
     flags = [*_model_flags(params.model), *_engine_flags(engine, on_cpu), *engine.extra_args]
     target = model.materialize(params.model, base, run_dir / "model")
+    env = environment(params.model, engine, on_cpu)
     argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(target), *flags]
     return Launch(
         kind="vllm",
         model=model.model_name(params.model),
         argv=lambda port: [*argv, "--host", "127.0.0.1", "--port", str(port)],
-        env=environment(params.model, engine, on_cpu),
+        env=env,
         timeout_s=engine.startup_timeout_s,
         port=engine.port,
-        read_facts=functools.partial(vllm_facts, flags=flags, on_cpu=on_cpu),
+        read_facts=functools.partial(
+            vllm_facts, flags=flags, cpu_threads=env.get("OMP_NUM_THREADS", "") if on_cpu else None
+        ),
     )
 
 
@@ -143,11 +146,10 @@ def _one_worker(engine: VllmEngine) -> bool:
 
 def environment(m: ModelParams, engine: VllmEngine, on_cpu: bool) -> dict[str, str]:
     """The server's environment: this one's, without secrets that the server has no use for, and the engine's `env`."""
-    env = without_secrets(os.environ, keep=HUB_TOKENS if m.hub else set())
-    env |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
+    env = server_environment(m)
+    env |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    env.setdefault("VLLM_HOST_IP", "127.0.0.1")  # its processes talk to each other on this machine only
     env.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB only, and it would win over the flag
-    if not m.hub:
-        env["HF_HUB_OFFLINE"] = "1"
     if on_cpu and _one_worker(engine):
         # Worker and scheduler in one process. vLLM's CPU default is a worker of its own that spins on shared memory for
         # its next step: on two cores it takes the core that the API server and the load generator need, and its start
@@ -156,6 +158,17 @@ def environment(m: ModelParams, engine: VllmEngine, on_cpu: bool) -> dict[str, s
         env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) - 1)))
     return {**env, **engine.env}
+
+
+def server_environment(m: ModelParams) -> dict[str, str]:
+    """This process's environment for a child server: no secrets but the Hub's where needed, offline where it can be."""
+    env = without_secrets(os.environ, keep=HUB_TOKENS if m.hub else set())
+    env["PYTHONUNBUFFERED"] = "1"
+    # Kernels compiled at start need ninja, which is beside the interpreter, also where no venv is activated
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
+    if not m.hub:
+        env["HF_HUB_OFFLINE"] = "1"
+    return env
 
 
 def without_secrets(env: os._Environ[str] | dict[str, str], keep: set[str]) -> dict[str, str]:
