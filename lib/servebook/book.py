@@ -312,10 +312,11 @@ class Book:
         taught = {(p.prompt_tokens, p.output_tokens) for p in self.params.calibration}
         stages = [*self.predictions()["frozen"], {"stage": closed_forms.STAGE, "points": self.author_points()}]
         scored = score.score(self.points(), stages)
-        alone = (scored["concurrency"] == 1) & [
-            (p, o) in taught for p, o in zip(scored["prompt_tokens"], scored["output_tokens"], strict=True)
+        held_out = [
+            row.sweep != points.CALIBRATION and not (row.concurrency == 1 and (row.prompt_tokens, row.output_tokens) in taught)
+            for row in scored.itertuples()
         ]
-        return scored[(scored["sweep"] != points.CALIBRATION) & ~alone].reset_index(drop=True)
+        return scored[held_out].reset_index(drop=True)
 
     def engine_kinds(self) -> dict[str, str]:
         return {name: engine.kind for name, engine in self.params.engines.items()}

@@ -18,6 +18,16 @@ from .shape import DTYPE_BYTES, ModelShape
 __all__ = ["ModelShape", "from_config", "load_shape", "materialize", "model_name", "packaged", "read_config"]
 
 PACKAGED = Path(__file__).parent / "data" / "models"
+# Hub ids whose config.json is packaged: their shape is the same at every revision
+SHIPPED = {
+    "Qwen/Qwen2.5-0.5B": "qwen2.5-0.5b",
+    "Qwen/Qwen2.5-7B-Instruct": "qwen2.5-7b",
+    "Qwen/Qwen3-8B": "qwen3-8b",
+    "meta-llama/Llama-3.1-8B": "llama-3.1-8b",
+    "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
+    "mistralai/Mistral-7B-v0.3": "mistral-7b-v0.3",
+    "google/gemma-2-9b": "gemma-2-9b",
+}
 INT4_GROUP = 128  # the usual group of AWQ, GPTQ and vLLM's int4 schemes
 
 
@@ -231,6 +241,8 @@ def read_config(model: ModelParams, base: Path) -> tuple[dict[str, Any], str]:
             raise ServebookError(
                 "the model folder has no config.json", str(folder), "Point model.path to a Hugging Face model folder"
             )
+    elif model.hub in SHIPPED:
+        file = PACKAGED / f"{SHIPPED[model.hub]}.json"  # a plan or a prediction needs no network for these
     else:
         file = _from_hub(str(model.hub), model.revision)
     try:
@@ -242,14 +254,16 @@ def read_config(model: ModelParams, base: Path) -> tuple[dict[str, Any], str]:
 
 
 def _from_hub(hub: str, revision: str | None) -> Path:
+    import logging
+
     from huggingface_hub import hf_hub_download
 
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # its retries are not the user's to read
     try:
         return Path(hf_hub_download(hub, "config.json", revision=revision))
     except Exception as e:  # huggingface_hub raises dozens of kinds: connection, gated, not found, offline, bad id
-        reason = " ".join(str(e).split())[:160] or type(e).__name__
         raise ServebookError(
-            f"its config.json could not be fetched from the Hub ({type(e).__name__}: {reason})",
+            f"its config.json could not be fetched from the Hub ({type(e).__name__})",
             hub,
             "Check the id, the connection and HF_TOKEN, or give model.path or model.config",
         ) from None

@@ -3,36 +3,93 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import predict
+from . import files, predict
 from .book import Book, find_params
 from .errors import ServebookError
+
+NEEDED = {"sweep", "engine", "point", "concurrency", "prompt_tokens", "output_tokens", "ttft_mean_s", "tpot_mean_s"}
+# metric → the measured column, how it is shown
+SHOWN = {
+    "ttft_s": ("ttft_mean_s", 1e3, "TTFT ms"),
+    "tpot_s": ("tpot_mean_s", 1e3, "TPOT ms"),
+    "decode_tok_per_s": ("decode_tok_per_s", 1, "decode tok/s"),
+    "output_tok_per_s": ("output_tok_per_s", 1, "output tok/s"),
+}
 
 
 def main(params_path: str, calibration: str | None, *, as_json: bool) -> int:
     """Print every predicted point; with measured points, calibrate on those at C = 1 and score the others."""
     book = Book.open(params_path)
     if calibration is None:
-        _show(predict.predict_run(book.params, book.shape, book.gpu), [], as_json)
-        return 0
-    measured, facts = read_published(find_params(calibration))
-    _show(predict.predict_published(book.params, book.shape, book.gpu, measured, facts), measured, as_json)
+        prediction, measured = predict.predict_run(book.params, book.shape, book.gpu), []
+    else:
+        measured, facts = read_published(find_params(calibration))
+        prediction = predict.predict_published(book.params, book.shape, book.gpu, measured, facts)
+    if as_json:
+        prediction["scored"] = errors(prediction["points"], measured)
+        print(json.dumps({k: v for k, v in prediction.items() if k != "inputs"}, indent=1))
+    else:
+        print(text(prediction["points"], measured))
     return 0
 
 
 def read_published(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Measured points of a CSV (schema of points.csv) and the facts JSON beside it, {} where there is none."""
+    """Measured points of a CSV (columns as in points.csv) and NAME.facts.json beside it, {} where there is none."""
     import pandas as pd
 
     try:
         frame = pd.read_csv(path)
     except (OSError, ValueError) as error:
-        raise ServebookError(f"cannot read measured points ({error})", str(path), "Give a CSV such as outputs/published/a40-qwen2.5-7b.csv") from None
-    needed = {"engine", "concurrency", "prompt_tokens", "output_tokens", "ttft_mean_s", "tpot_mean_s"}
-    if needed - set(frame.columns):
-        raise ServebookError(f"lacks the columns {', '.join(sorted(needed - set(frame.columns)))}", str(path), "See outputs/published/README.md for the columns")
-    facts = path.with_suffix("").with_suffix(".facts.json") if path.name.count(".") == 1 else path.with_name(path.stem + ".facts.json")
+        raise ServebookError(
+            f"cannot read measured points ({error})", str(path), "Give a CSV such as outputs/published/a40-qwen2.5-7b.csv"
+        ) from None
+    if missing := NEEDED - set(frame.columns):
+        raise ServebookError(f"lacks the columns {', '.join(sorted(missing))}", str(path), "outputs/published/README.md lists them")
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    return rows, json.loads(facts.read_text()) if facts.exists() else {}
+    return rows, files.read_json(path.parent / f"{path.stem}.facts.json") or {}
+
+
+def errors(predicted: Iterable[Mapping[str, Any]], measured: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Mean and largest |error| and the share inside the interval, by engine and metric, over the points at C > 1."""
+    found: dict[tuple[str, str], list[tuple[float, bool]]] = {}
+    for p, m in zip(predicted, measured, strict=False):
+        for metric, (column, _, _) in SHOWN.items():
+            said, seen = (p["metrics"] or {}).get(metric), m.get(column)
+            if said and seen and (p["concurrency"] or 2) > 1:
+                inside = said["low"] <= seen <= said["high"]
+                found.setdefault((p["engine"], metric), []).append((abs(said["value"] / seen - 1), inside))
+    return [
+        {
+            "engine": engine, "metric": metric, "points": len(each), "mean_abs_error": sum(e for e, _ in each) / len(each),
+            "worst_error": max(e for e, _ in each), "inside_share": sum(i for _, i in each) / len(each),
+        }
+        for (engine, metric), each in found.items()
+    ]  # fmt: skip
+
+
+def text(predicted: list[dict[str, Any]], measured: list[dict[str, Any]]) -> str:
+    """One line a point: predicted with its 80 % interval, measured and the error where there is a measurement."""
+    lines = []
+    for i, p in enumerate(predicted):
+        seen = measured[i] if i < len(measured) else {}
+        lines.append(f"{p['sweep']} {p['engine']} {p['point']}" + ("" if p["fits"] else f": {p['note']}"))
+        for metric, (column, scale, name) in SHOWN.items():
+            said = p["metrics"].get(metric)
+            if not said:
+                continue
+            line = f"  {name:<13}{said['value'] * scale:>10.4g}  [{said['low'] * scale:.4g}, {said['high'] * scale:.4g}]"
+            if seen.get(column):
+                line += f"  measured {seen[column] * scale:.4g}, {said['value'] / seen[column] - 1:+.1%}"
+            lines.append(line)
+    if scored := errors(predicted, measured):
+        lines.append("points at C > 1, from the C = 1 points alone:")
+        for s in scored:
+            lines.append(
+                f"  {s['engine']:<8}{SHOWN[s['metric']][2]:<13} mean |error| {s['mean_abs_error']:.1%}, largest {s['worst_error']:.1%}, "
+                f"{s['inside_share']:.0%} of {s['points']} inside the 80 % interval"
+            )
+    return "\n".join(lines)
