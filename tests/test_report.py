@@ -48,6 +48,25 @@ def test_order_title_and_links(run: tuple[Path, list[Path]]) -> None:
     assert "First measured point of a sweep began 2026-01-02T03:04:05Z" in page
 
 
+def test_a_figure_shown_twice_is_a_link_the_second_time(run: tuple[Path, list[Path]]) -> None:
+    page = render(*run).read_text()  # the post and chapter 03 draw the same chart from the same data
+    assert page.count('<figure class="sb-figure" id="throughput-c512') == 1
+    assert 'Shown above: <a href="#throughput-c512">Concurrency against decode throughput' in page
+
+
+def test_chapters_of_one_notebook_are_told_apart(tmp_path: Path) -> None:
+    names = ("03_x.hf", "03_x.vllm", "07_y")
+    books = [report_data.notebook(tmp_path / f"{n}.ipynb", [f"# {'Sweep' if '03' in n else 'Other'}"]) for n in names]
+    page = render(tmp_path, books).read_text()
+    assert ">Sweep: hf</a>" in page and ">Sweep: vllm</a>" in page and ">Other</a>" in page
+
+
+def test_later_sessions_show_what_differs() -> None:
+    first = {"git": {"commit": "aaa"}, "python": "3.11"}
+    made = tables.reproducibility_box({"sessions": [first, first | {"git": {"commit": "bbb"}}]})
+    assert made.count("3.11") == 1 and "commit bbb" in made and "Session 2, where it differs" in made
+
+
 def test_rules_of_the_figures_stand_once_in_the_head(run: tuple[Path, list[Path]]) -> None:
     page = render(*run).read_text()
     head, _, body = page.partition("</head>")

@@ -105,7 +105,7 @@ def draw(ax: Axes, below: Axes | None, data: Data, metric: Metric, x: str) -> li
             ends.append((f"{engine} (predicted)", float(said[x].iloc[-1]), float(said["predicted"].iloc[-1])))
         for value in data.failed(engine, x):
             ax.plot(
-                value, 0, "x", color=LIGHT["bad"], transform=ax.get_xaxis_transform(), markersize=8, markeredgewidth=2,
+                value, 0, "x", color=look.colour, transform=ax.get_xaxis_transform(), markersize=8, markeredgewidth=2,
                 zorder=6, clip_on=False,
             )  # fmt: skip
         if below is not None and len(seen) and len(said):
@@ -131,8 +131,7 @@ def interval(ax: Axes, x: Any, y: Any, low: Any, high: Any, colour: str) -> None
     if known.any():
         x, y, low, high = (np.asarray(v, dtype=float)[known] for v in (x, y, low, high))
         # a mean can lie outside a bootstrap interval by rounding
-        spans = [np.maximum(y - low, 0), np.maximum(high - y, 0)]
-        ax.errorbar(x, y, yerr=spans, fmt="none", ecolor=colour, elinewidth=1.3, zorder=3)
+        ax.vlines(x, np.minimum(low, y), np.maximum(high, y), color=colour, linewidth=1.3, zorder=3)
 
 
 def _ratio(below: Axes, seen: pd.DataFrame, said: pd.DataFrame, x: str, look: EngineStyle) -> None:
@@ -207,7 +206,7 @@ def key(ax: Axes, data: Data, narrow: bool, extra: Sequence[Any] = (), band: boo
         }
         entries.append(Line2D([], [], color=ink, label="suspect", **hollow))
     if (data.points["verdict"] == "invalid").any():
-        entries.append(Line2D([], [], color=LIGHT["bad"], marker="x", linestyle="none", label="failed"))
+        entries.append(Line2D([], [], color=ink, marker="x", markeredgewidth=2, linestyle="none", label="failed"))
     entries += extra
     if entries:
         figure = ax.figure

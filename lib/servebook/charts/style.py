@@ -152,11 +152,18 @@ def chart(draw: Callable[..., Figure]) -> Callable[..., Figure]:
     @functools.wraps(draw)
     def build(*args: Any, **kwargs: Any) -> Figure:
         with theme():
-            wide = draw(Canvas(narrow=False), *args, **kwargs)
-            text_of(wide).narrow = draw(Canvas(narrow=True), *args, **kwargs)
+            wide = _settled(draw(Canvas(narrow=False), *args, **kwargs))
+            text_of(wide).narrow = _settled(draw(Canvas(narrow=True), *args, **kwargs))
         return wide
 
     return build
+
+
+def _settled(figure: Figure) -> Figure:
+    # every drawing would move the axes a little further: laid out once, the picture is the same each time
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    return figure
 
 
 def text_of(figure: Figure) -> FigureText:

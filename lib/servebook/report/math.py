@@ -53,10 +53,11 @@ def slug(text: str) -> str:
 
 
 class Ids:
-    """Hands out ids that are unique on the page."""
+    """Hands out ids that are unique on the page, and remembers the figures that it already shows."""
 
     def __init__(self) -> None:
         self.taken: set[str] = set()
+        self.figures: dict[str, str] = {}  # a figure's HTML as its cell made it: its id on the page
 
     def new(self, wanted: str) -> str:
         name, k = wanted, 2

@@ -84,7 +84,7 @@ def _output(output: Mapping[str, Any], renderer: Page) -> str:
     if "text/html" in data:
         markup = _joined(data["text/html"])
         trusted = (output.get("metadata") or {}).get("servebook", {}).get("trusted")
-        return unique_ids(markup, renderer) if trusted else sanitize(markup)
+        return _once(markup, renderer) if trusted else sanitize(markup)
     if "text/markdown" in data:
         return markdown(_joined(data["text/markdown"]), renderer)
     if "image/svg+xml" in data:
@@ -124,6 +124,19 @@ def _allowed(tag: str, name: str, value: str) -> bool:
     if name == "href":
         return not value.lower().startswith("data:")
     return name in ATTRIBUTES["*"] or name in ATTRIBUTES.get(tag, [])
+
+
+def _once(markup: str, renderer: Page) -> str:
+    """Our own HTML; a figure that the page already shows, drawn from the same data, becomes a link to it."""
+    figure = re.match(r'<figure [^>]*id="([^"]+)".*?<figcaption><b[^>]*>(.*?)</b>', markup, re.DOTALL)
+    if figure is None:
+        return unique_ids(markup, renderer)
+    shown = renderer.ids.figures.get(markup)
+    if shown:
+        return f'<p class="sb-same">Shown above: <a href="#{shown}">{figure[2]}</a></p>'
+    made = unique_ids(markup, renderer)
+    renderer.ids.figures[markup] = re.search(r'id="([^"]+)"', made)[1]  # type: ignore[index]
+    return made
 
 
 def unique_ids(markup: str, renderer: Page) -> str:

@@ -52,6 +52,7 @@ def render(
     others = [p for p in paths if not _is_post(p)]
     post = [chapter(p, ids, anchors, post=True) for p in posts]
     chapters = [chapter(p, ids, anchors, post=False) for p in others]
+    _tell_apart(others, chapters)
     rules: set[str] = set()
     context = _context(run_dir) | {"post": post, "chapters": chapters, "url": url, "policy": POLICY}
     if not context["title"]:
@@ -66,6 +67,15 @@ def render(
     scratch.write_text(page, encoding="utf-8")
     scratch.replace(out)
     return out
+
+
+def _tell_apart(paths: Sequence[Path], chapters: Sequence[Chapter]) -> None:
+    """A notebook that ran once an engine (03_x.vllm.ipynb) gives chapters of one title: add the engine's name."""
+    titles = [c.title for c in chapters]
+    for path, part in zip(paths, chapters, strict=True):
+        suffix = path.stem.partition(".")[2]
+        if suffix and titles.count(part.title) > 1:
+            part.title = f"{part.title}: {suffix}"
 
 
 def _hoist(body: str, rules: set[str]) -> str:

@@ -396,12 +396,10 @@ def misses_prose(scores: pd.DataFrame, n: int = 5) -> Html:
         if row.also:
             more = "point of this curve is a miss" if row.also == 1 else "points of this curve are misses"
             text += f" {row.also} more {more}."
-        if others:
-            rest = [
-                f"{METRIC_NAMES.get(o.metric, o.metric)} {words.percent(o.error_share, signed=True)} at {place(o)}"
-                for o in others
-            ]
-            text += f" In the same sweep: {words.listing(rest)}."
+        here = [o for o in others if o.point == row.point]
+        if here:
+            rest = [f"{METRIC_NAMES.get(o.metric, o.metric)} {words.percent(o.error_share, signed=True)}" for o in here]
+            text += f" At the same point: {words.listing(rest)}."
         if row.data == "suspect":
             text += " The audit calls this point suspect."
         items.append(f"<li><b>{esc(f'{name} of {row.engine} in {row.sweep} at {place(row)}')}</b>: {esc(text)}</li>")
@@ -409,12 +407,15 @@ def misses_prose(scores: pd.DataFrame, n: int = 5) -> Html:
 
 
 def reproducibility_box(provenance: Mapping[str, Any]) -> Html:
-    """What the run was made with: every session's commit, locks, packages, machine, hardware, command."""
-    sessions = provenance.get("sessions") or [provenance]
-    parts = []
-    for k, session in enumerate(sessions, 1):
-        title = "Reproducibility" if len(sessions) == 1 else f"Reproducibility, session {k} of {len(sessions)}"
-        parts.append(box(title, _flat(session)))
+    """What the run was made with: commit, locks, packages, machine, hardware, command. A run of several sessions gives
+    the first in full and what differs in each later one."""
+    sessions = [_flat(s) for s in provenance.get("sessions") or [provenance]]
+    if len(sessions) == 1:
+        return box("Reproducibility", sessions[0])
+    first = dict(sessions[0])
+    parts = [box(f"Reproducibility: the first of {len(sessions)} sessions", sessions[0])]
+    for k, session in enumerate(sessions[1:], 2):
+        parts.append(box(f"Session {k}, where it differs", [(n, v) for n, v in session if first.get(n) != v]))
     return Html("".join(parts))
 
 
@@ -440,7 +441,7 @@ def _word(value: Any) -> str:
     return "unknown" if value is None else "yes" if value is True else "no" if value is False else str(value)
 
 
-def limits_box(params: Any) -> Html:
+def limits_box(params: Any, title: str = "") -> Html:
     """What this run does not show, from its own parameters (RunParams or the same as a mapping)."""
     run = params.model_dump(mode="json") if hasattr(params, "model_dump") else dict(params)
     model, sweeps = run.get("model", {}), run.get("sweeps", {})
@@ -469,7 +470,8 @@ def limits_box(params: Any) -> Html:
         )
     lines.append("One server on one machine, client and server on the same host: no network between them.")
     items = "".join(f"<li>{esc(line)}</li>" for line in lines)
-    return Html(f'<div class="sb-box"><h4>What this run does not show</h4><ul>{items}</ul></div>')
+    head = f"<h4>{esc(title)}</h4>" if title else ""
+    return Html(f'<div class="sb-box">{head}<ul>{items}</ul></div>')
 
 
 def cost_box(seconds: float, price_per_hour: float, currency: str, *, extra: Sequence[tuple[str, Any]] = ()) -> Html:
