@@ -151,10 +151,9 @@ def environment(m: ModelParams, engine: VllmEngine, on_cpu: bool) -> dict[str, s
     env.setdefault("VLLM_HOST_IP", "127.0.0.1")  # its processes talk to each other on this machine only
     env.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB only, and it would win over the flag
     if on_cpu and _one_worker(engine):
-        # Worker and scheduler in one process. vLLM's CPU default is a worker of its own that spins on shared memory for
-        # its next step: on two cores it takes the core that the API server and the load generator need, and its start
-        # costs another import of torch and vLLM. vLLM permits "uni" on the CPU only with this variable; its OpenMP
-        # threads are then ours to set: one core stays free.
+        # Scheduler and worker in one process. As two, vLLM's default on the CPU, torch and vLLM are imported once more
+        # (a third of the start on two cores), and the worker spins on shared memory between steps. vLLM permits "uni"
+        # on the CPU only with this variable; its OpenMP threads are then ours to set: one core stays free.
         env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) - 1)))
     return {**env, **engine.env}
