@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import time
 from typing import Any
 
+import aiohttp
 import pytest
 from mock_server import Behaviour, serving
 from servebook.errors import ServebookError
@@ -171,3 +174,19 @@ def test_what_disagrees_is_a_reason(behaviour: Behaviour, reason: str) -> None:
 def test_nothing_wrong_is_valid() -> None:
     p = measure(Behaviour(ttft_s=0.03, itl_s=0.01), n=16)
     assert [r for r in p["reasons"] if "client-limited" not in r] == []
+
+
+def test_bodies_are_read_alike_without_aiohttps_inner_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    from servebook.load import client
+
+    ordinary = functools.partial(functools.partial, client.ResponseHandler)
+    monkeypatch.setattr(client, "partial", lambda _, loop: ordinary(loop=loop))
+    p = measure(Behaviour(split_bytes=23, itl_s=0.02), n=4)
+    assert (p["requests"], p["tokens_per_event"]) == (4, 1)
+
+
+def test_the_hook_is_there_in_this_aiohttp() -> None:
+    async def hook() -> bool:
+        return hasattr(aiohttp.TCPConnector(), "_factory")
+
+    assert asyncio.run(hook())

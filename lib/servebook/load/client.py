@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -74,15 +75,25 @@ class Reply:
         return [b - a for a, b in pairwise(t)]
 
 
-class _Stamped(ResponseHandler):
-    """Notes when the socket was read: of hundreds of streams, many readers may wait their turn between that and the
-    one that asks for the data (measured at C = 256: 6 ms of TTFT)."""
+class _Tapped(ResponseHandler):
+    """Hands a streamed body on where the socket is read: no reader is woken for a token, which costs a quarter less,
+    and hundreds of streams do not wait their turn for a time stamp."""
 
     arrived = 0.0
+    tap: tuple[aiohttp.StreamReader, Callable[[bytes, float], None]] | None = None
 
     def data_received(self, data: bytes) -> None:
-        self.arrived = now()
+        self.arrived = at = now()
         super().data_received(data)
+        if self.tap is not None:
+            content, feed = self.tap
+            if content.exception() is None and (body := content.read_nowait(-1)):
+                feed(body, at)
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        # aiohttp resumes after every read, through data_received, also what was never paused
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
 
 
 class Client:
@@ -99,8 +110,8 @@ class Client:
     async def __aenter__(self) -> Client:
         # idle connections are dropped before a server's usual 5 s would close them under a request
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.5)
-        if hasattr(connector, "_factory"):  # no public hook; without it stamps are taken a little later
-            connector._factory = partial(_Stamped, loop=asyncio.get_running_loop())  # type: ignore[assignment]
+        if hasattr(connector, "_factory"):  # no public hook; without it bodies are read the ordinary way
+            connector._factory = partial(_Tapped, loop=asyncio.get_running_loop())  # type: ignore[assignment]
         self.session = aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
@@ -149,11 +160,23 @@ class Client:
                 text = await response.content.read(65536)
                 reply.error = f"HTTP {response.status}: {error_message(text)}"
                 return
-            protocol = response.connection and response.connection.protocol
-            stamped = protocol if isinstance(protocol, _Stamped) else None
-            read = response.content.readany
-            while data := await read():
-                feed(data, stamped.arrived if stamped else now())
+            content, protocol = response.content, response.connection and response.connection.protocol
+            if isinstance(protocol, _Tapped):
+                await self._tapped(content, protocol, feed)
+            while data := await content.readany():
+                feed(data, now())
+
+    @staticmethod
+    async def _tapped(content: aiohttp.StreamReader, protocol: _Tapped, feed: Callable[[bytes, float], None]) -> None:
+        """Feed what came with the headers, then let the protocol feed until the body's end."""
+        protocol.tap = tap = content, feed
+        try:
+            if content.exception() is None:
+                feed(content.read_nowait(-1), protocol.arrived)
+                await content.wait_eof()
+        finally:
+            if protocol.tap is tap:
+                protocol.tap = None
 
     def _settle(self, reply: Reply) -> None:
         stream = reply.stream
