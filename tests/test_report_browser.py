@@ -124,7 +124,7 @@ def test_figures_have_a_picture_and_words(tab: chromium.Tab, page: Path) -> None
     for width, shown, other in ((1200, ".sb-wide", ".sb-narrow"), (375, ".sb-narrow", ".sb-wide")):
         tab.open(page, width=width)
         heights = tab.ask(f"[...document.querySelectorAll('{shown} svg')].map(e => e.getBoundingClientRect().height)")
-        assert len(heights) >= 7 and min(heights) > 80
+        assert len(heights) >= 6 and min(heights) > 80
         assert tab.ask(f"[...document.querySelectorAll('{other} svg')].every(e => !e.getBoundingClientRect().height)")
     words = tab.ask(
         "[...document.querySelectorAll('figure svg[role=img]')].map(e => e.getAttribute('aria-labelledby')"

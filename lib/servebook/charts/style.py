@@ -269,8 +269,14 @@ def _drawing(figure: Figure, prefix: str) -> tuple[str, str]:
                 used.setdefault(old, f"{prefix}{len(used)}")
     parts = [p for child in root for p in _element(child, used)]
     # words last: they lie on nothing, and grid lines then stand together and merge
-    words = [p for p in parts if p.startswith("<text")]
-    return root.get("viewBox", "0 0 100 100"), "".join(_merge([p for p in parts if p not in words]) + words)
+    words: dict[str, str] = {}
+    for part in parts:
+        if part.startswith("<text"):
+            styled = re.search(r' style="[^"]*"', part)
+            look = styled[0] if styled else ""
+            words[look] = words.get(look, "") + part.replace(look, "", 1)
+    drawn = _merge([p for p in parts if not p.startswith("<text")])
+    return root.get("viewBox", "0 0 100 100"), "".join([*drawn, *(f"<g{look}>{t}</g>" for look, t in words.items())])
 
 
 def _element(node: ET.Element, used: Mapping[str, str]) -> list[str]:
@@ -360,7 +366,7 @@ def _letters(text: str, count: int) -> str:
 
 def short_prefix(text: str) -> str:
     """A few letters that stand for a figure's id in the ids of its drawing."""
-    return f"s{_letters(text, 5)}-"
+    return f"s{_letters(text, 4)}-"
 
 
 def standalone_svg(figure: Figure) -> str:

@@ -164,11 +164,11 @@ def place(row: Any) -> str:
 
 def with_range(value: float, low: float, high: float, unit: str) -> Html:
     """A value with its interval in brackets, both in the value's unit."""
-    shown = f'<span class="sb-nowrap">{esc(words.quantity(value, unit))}</span>'
+    shown = esc(words.quantity(value, unit))
     if np.isfinite(low) and np.isfinite(high):
         scale = 1e3 if unit == "s" and value < 1 else 1.0
         span = f"[{words.number(low * scale)}, {words.number(high * scale)}]"
-        shown += f' <span class="sb-soft sb-nowrap">{esc(span)}</span>'
+        shown += f" <small>{esc(span)}</small>"
     return Html(shown)
 
 
