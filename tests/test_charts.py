@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 import pytest
 import report_data
 from servebook import charts, score
-from servebook.charts import style, words
+from servebook.charts import style, svg, words
 
 ROWS = report_data.points()
 FROZEN = report_data.predictions(ROWS)
@@ -117,7 +117,7 @@ def test_standalone_svg_holds_both_themes_and_its_words() -> None:
     figure = charts.throughput(ROWS, FROZEN, "c512")
     text = charts.standalone_svg(figure)
     root = ET.fromstring(text)
-    assert root.find(f"{{{style.SVG}}}desc").text == figure.servebook.alt
+    assert root.find(f"{{{svg.SVG}}}desc").text == figure.servebook.alt
     assert "prefers-color-scheme:dark" in text and style.COLOURS["e1"][1] in text
 
 

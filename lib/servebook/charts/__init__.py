@@ -5,7 +5,8 @@ A function takes the run's data and returns a matplotlib Figure; `show(figure)` 
 
 from .explain import predicted_vs_measured, roofline, saturation, waterfall
 from .inside import distributions, server_series
-from .style import FigureText, html_figure, save, show, standalone_svg, text_of
+from .style import FigureText, text_of
+from .svg import html_figure, save, show, standalone_svg
 from .sweeps import arrival_rate, frontier, latencies, latency_throughput, prompt_length, throughput
 
 __all__ = [

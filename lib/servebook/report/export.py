@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from ..charts.style import stand_alone
+from ..charts.svg import stand_alone
 from ..errors import ServebookError
 from .outputs import terminal_text
 

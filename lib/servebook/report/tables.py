@@ -1,13 +1,9 @@
-"""HTML that the notebooks put into the page: tables, headline figures, boxes. Everything is escaped here.
-
-Functions return `Html`; as a cell's last expression it shows itself, marked as made here.
-"""
+"""What the notebooks put into the page: headline figures, verdicts, misses, boxes, each from the run's own data."""
 
 from __future__ import annotations
 
-import html
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,103 +11,23 @@ import pandas as pd
 
 from .. import score
 from ..charts import words
-from .math import scroller
-
-METRIC_NAMES = {
-    "ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "Request latency", "output_tok_per_s": "Output tok/s",
-    "decode_tok_per_s": "Decode tok/s", "request_rate_per_s": "Requests/s",
-}  # fmt: skip
-Format = Callable[[Any], Any]  # gives text, Html, or None for what is unknown
-
-
-class Html(str):
-    """HTML made by this module: trusted by the renderer, shown as HTML by Jupyter."""
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, str], dict[str, Any]]:
-        plain = " ".join(html.unescape(_strip(self)).split())
-        return {"text/html": str(self), "text/plain": plain}, {"servebook": {"trusted": "table"}}
-
-
-def _strip(markup: str) -> str:
-    import re
-
-    return re.sub(r"<[^>]+>", " ", markup)
-
-
-def esc(value: Any) -> str:
-    """Text for HTML; Html stays as it is, what is unknown is a dash."""
-    if isinstance(value, Html):
-        return str(value)
-    if value is None or (isinstance(value, float) and math.isnan(value)) or value is pd.NaT:
-        return "–"
-    return html.escape(words.unbroken(str(value)))
-
-
-def columns(values: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
-    """Columns as they are given: pandas' text type would make plain text of Html."""
-    return pd.DataFrame({name: pd.Series(list(v), dtype=object) for name, v in values.items()})
-
-
-def table(
-    frame: pd.DataFrame,
-    caption: str,
-    *,
-    headers: Mapping[str, str] | None = None,
-    formats: Mapping[str, Format] | None = None,
-    right: Sequence[str] = (),
-    row_header: bool = True,
-) -> Html:
-    """A DataFrame's columns as an accessible table: caption, header cells with scope, numbers to the right.
-
-    headers: column to heading (columns left out keep their name); formats: column to a function of the value;
-    right: further columns to set to the right.
-    """
-    headers, formats = headers or {}, formats or {}
-    numeric = {c for c in frame.columns if pd.api.types.is_numeric_dtype(frame[c]) and frame[c].dtype != bool}
-    to_right = (numeric | set(right)) - set(frame.columns[:1])
-
-    def cls(column: str) -> str:
-        return ' class="sb-right"' if column in to_right else ""
-
-    head = "".join(f'<th scope="col"{cls(c)}>{esc(headers.get(c, str(c)))}</th>' for c in frame.columns)
-    body = []
-    for values in frame.itertuples(index=False, name=None):
-        cells = []
-        for i, (column, value) in enumerate(zip(frame.columns, values, strict=True)):
-            shown = formats[column](value) if column in formats else _plain(value)
-            tag = 'th scope="row"' if i == 0 and row_header else "td"
-            cells.append(f"<{tag}{cls(column)}>{esc(shown)}</{tag.split()[0]}>")
-        body.append(f"<tr>{''.join(cells)}</tr>")
-    inner = (
-        f"<table><caption>{esc(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
-    )
-    return Html(scroller(inner, caption))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bool | np.bool_):
-        return "yes" if value else "no"
-    if isinstance(value, int | np.integer):
-        return f"{value:,}"
-    if isinstance(value, float | np.floating):
-        return words.label(float(value)) if math.isfinite(value) else None
-    if isinstance(value, list | tuple):
-        return "; ".join(map(str, value))
-    return value
-
-
-def _unit(metric: str) -> str:
-    return {"output_tok_per_s": "tok/s", "decode_tok_per_s": "tok/s", "request_rate_per_s": "/s"}.get(metric, "s")
-
-
-def _range(low: float, high: float, unit: str) -> str:
-    if not (np.isfinite(low) and np.isfinite(high)):
-        return "no interval"
-    return f"{words.quantity(low, unit)} to {words.quantity(high, unit)}"
-
-
-def verdict(name: str) -> Html:
-    return Html(f'<span class="sb-verdict sb-{esc(name)}">{esc(name)}</span>')
+from .markup import (
+    METRIC_NAMES,
+    Html,
+    audit,
+    box,
+    columns,
+    esc,
+    notes_box,
+    place,
+    plain,
+    range_text,
+    table,
+    unit_of,
+    verdict,
+    where,
+    with_range,
+)  # fmt: skip
 
 
 def verdict_table(scores: pd.DataFrame, *, full: bool = False, caption: str | None = None) -> Html:
@@ -126,8 +42,8 @@ def verdict_table(scores: pd.DataFrame, *, full: bool = False, caption: str | No
             "Point": [f"{r.sweep}, {place(r)}" for r in rows],
             "Engine": [r.engine for r in rows],
             "Metric": [METRIC_NAMES.get(r.metric, r.metric) for r in rows],
-            "Predicted": [with_range(r.predicted, r.low, r.high, _unit(r.metric)) for r in rows],
-            "Measured": [with_range(r.measured, r.measured_low, r.measured_high, _unit(r.metric)) for r in rows],
+            "Predicted": [with_range(r.predicted, r.low, r.high, unit_of(r.metric)) for r in rows],
+            "Measured": [with_range(r.measured, r.measured_low, r.measured_high, unit_of(r.metric)) for r in rows],
             "Error": [words.percent(r.error_share, signed=True) for r in rows],
             "Verdict": [verdict(r.verdict) for r in rows],
         })  # fmt: skip
@@ -153,25 +69,6 @@ def verdict_table(scores: pd.DataFrame, *, full: bool = False, caption: str | No
     return table(shown, caption or text, right=numbers)
 
 
-def place(row: Any) -> str:
-    """Where a point lies on its sweep, in words: C = 8, 0.5 requests/s, 2,048 prompt tokens."""
-    if pd.notna(row.rate_per_s) and row.rate_per_s > 0:
-        return f"{row.rate_per_s:g} requests/s"
-    if str(row.point).startswith("p"):
-        return f"{row.prompt_tokens:,.0f} prompt tokens"
-    return f"C = {row.concurrency:.0f}" if pd.notna(row.concurrency) else str(row.point)
-
-
-def with_range(value: float, low: float, high: float, unit: str) -> Html:
-    """A value with its interval in brackets, both in the value's unit."""
-    shown = esc(words.quantity(value, unit))
-    if np.isfinite(low) and np.isfinite(high):
-        scale = 1e3 if unit == "s" and value < 1 else 1.0
-        span = f"[{words.number(low * scale)}, {words.number(high * scale)}]"
-        shown += f" <small>{esc(span)}</small>"
-    return Html(shown)
-
-
 def points_table(points: Any, sweep: str, caption: str | None = None) -> Html:
     """What was measured in a sweep: one row a point, with n, intervals and the audit's verdict."""
     frame = score.points_frame(points)
@@ -191,8 +88,8 @@ def points_table(points: Any, sweep: str, caption: str | None = None) -> Html:
 
     shown = columns({
         name: [words.label(getattr(r, x)) for r in each], "Engine": [r.engine for r in each],
-        "n": [_plain(None if pd.isna(r.requests) else int(r.requests)) for r in each],
-        "Failed": [_plain(0 if pd.isna(r.failures) else int(r.failures)) for r in each],
+        "n": [plain(None if pd.isna(r.requests) else int(r.requests)) for r in each],
+        "Failed": [plain(0 if pd.isna(r.failures) else int(r.failures)) for r in each],
         "TTFT": [with_range(r.ttft_mean_s, r.ttft_ci_low_s, r.ttft_ci_high_s, "s") for r in each],
         "TPOT": [with_range(r.tpot_mean_s, r.tpot_ci_low_s, r.tpot_ci_high_s, "s") for r in each],
         "Latency p50 / p99": [f"{words.seconds(r.e2e_p50_s)} / {words.seconds(r.e2e_p99_s)}" for r in each],
@@ -203,13 +100,6 @@ def points_table(points: Any, sweep: str, caption: str | None = None) -> Html:
     numbers = ("n", "Failed", "TTFT", "TPOT", "Latency p50 / p99", "Decode tok/s", "Output tok/s")
     made = table(shown, caption or f"Measured in {sweep}; brackets: 95 % interval of the mean", right=numbers)
     return Html(made + _reasons(each))
-
-
-def audit(name: Any) -> Html:
-    """The audit's verdict on a point, coloured."""
-    name = "valid" if name is None or name != name else str(name)
-    look = {"valid": "hit", "invalid": "miss"}.get(name, "near")
-    return Html(f'<span class="sb-verdict sb-{look}">{esc(name)}</span>')
 
 
 def _reasons(rows: Sequence[Any]) -> str:
@@ -233,11 +123,7 @@ def facts_table(facts: Mapping[str, Mapping[str, Any]], caption: str = "What eac
     rows = [
         {"Fact": k.replace("_", " ")}
         | {
-            name: _flags(f[k])
-            if k == "flags" and f.get(k)
-            else _plain(f[k])
-            if f.get(k) is not None
-            else "not reported"
+            name: _flags(f[k]) if k == "flags" and f.get(k) else plain(f[k]) if f.get(k) is not None else "not reported"
             for name, f in facts.items()
         }
         for k in keys
@@ -249,12 +135,6 @@ def facts_table(facts: Mapping[str, Mapping[str, Any]], caption: str = "What eac
 
 def _flags(value: Any) -> str:
     return value if isinstance(value, str) else " ".join(map(str, value))
-
-
-def box(title: str, pairs: Iterable[tuple[str, Any]]) -> Html:
-    """A box of names and values."""
-    inner = "".join(f"<dt>{esc(k)}</dt><dd>{esc(v)}</dd>" for k, v in pairs)
-    return Html(f'<div class="sb-box"><h4>{esc(title)}</h4><dl>{inner}</dl></div>')
 
 
 def card(value: str, unit: str, what: str, interval: str) -> str:
@@ -279,7 +159,7 @@ def headline(points: Any, scores: pd.DataFrame, *, hardware: str, versions: str,
         own = frame[frame["engine"] == engine]
     if len(own):
         best = own.loc[own["output_tok_per_s"].idxmax()]
-        span = _range(best["output_tok_per_s_ci_low"], best["output_tok_per_s_ci_high"], "")
+        span = range_text(best["output_tok_per_s_ci_low"], best["output_tok_per_s_ci_high"], "")
         what = f"output tokens/s, the most that {engine} gave ({where(best)})"
         cards.append(
             card(words.number(best["output_tok_per_s"]), "tok/s", what, f"95 % interval {span}, n = {_count(best)}")
@@ -290,7 +170,7 @@ def headline(points: Any, scores: pd.DataFrame, *, hardware: str, versions: str,
             both = both.assign(ratio=both["output_tok_per_s"] / both["output_tok_per_s_other"])
             top = both.loc[both["ratio"].idxmax()]
             low, high = _ratio_interval(top)
-            span = f"95 % interval {_range(low, high, '×')}" if np.isfinite(low) else "no interval"
+            span = f"95 % interval {range_text(low, high, '×')}" if np.isfinite(low) else "no interval"
             what = f"the output rate of {top['engine_other']} at the same load ({where(top)}), the largest gap"
             cards.append(card(words.number(top["ratio"], 2), "×", what, span))
     final = score.final(scores) if len(scores) else scores
@@ -306,12 +186,6 @@ def headline(points: Any, scores: pd.DataFrame, *, hardware: str, versions: str,
         )
     conditions = f'<p class="sb-conditions">{esc(hardware)} · {esc(versions)}</p>'
     return Html(f'<ul class="sb-cards">{"".join(cards)}</ul>{conditions}' if cards else "<p>Nothing was measured.</p>")
-
-
-def where(row: Any) -> str:
-    """A point's load in words: C = 8, 512 in, 128 out."""
-    load = f"{row['rate_per_s']:g} requests/s" if pd.notna(row["rate_per_s"]) else f"C = {row['concurrency']:.0f}"
-    return f"{load}, {row['prompt_tokens']:,.0f} in, {row['output_tokens']:,.0f} out"
 
 
 def _factor(value: float) -> str:
@@ -385,7 +259,7 @@ def misses_prose(scores: pd.DataFrame, n: int = 5) -> Html:
     items = []
     for _, group in list(worst.groupby(["engine", "sweep"], sort=False))[:n]:
         row, *others = group.itertuples()
-        unit, name = _unit(row.metric), METRIC_NAMES.get(row.metric, row.metric)
+        unit, name = unit_of(row.metric), METRIC_NAMES.get(row.metric, row.metric)
         bounds = "" if row.inside is None else ", inside its interval" if row.inside else ", outside its interval"
         text = (
             f"predicted {words.quantity(row.predicted, unit)}, measured {words.quantity(row.measured, unit)}: "
@@ -485,7 +359,8 @@ def cost_box(seconds: float, price_per_hour: float, currency: str, *, extra: Seq
     return box("Run time and cost", [*pairs, *extra])
 
 
-def notes_box(title: str, lines: Iterable[str]) -> Html:
-    """Short notes in a box: engines that did not start, sweeps that stopped early. Empty without lines."""
-    items = "".join(f"<li>{esc(line)}</li>" for line in lines)
-    return Html(f'<div class="sb-box"><h4>{esc(title)}</h4><ul>{items}</ul></div>' if items else "")
+__all__ = [
+    "METRIC_NAMES", "Html", "audit", "box", "claim", "columns", "cost_box", "esc", "facts_table", "headline",
+    "limits_box", "misses_prose", "notes_box", "place", "points_table", "reproducibility_box", "table", "verdict",
+    "verdict_table", "where", "with_range",
+]  # fmt: skip
