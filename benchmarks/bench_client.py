@@ -222,6 +222,18 @@ def _cpu_at(samples: list[tuple[float, float]], at: float) -> float:
     return c0 + (c1 - c0) * min(1.0, max(0.0, (at - t0) / (t1 - t0)))
 
 
+def arrivals(o: argparse.Namespace) -> None:
+    """Coefficient of variation of the gaps between arrivals, measured at the server: 0 for constant, 1 for Poisson."""
+    for kind, rate, n in (("constant", 20, 300), ("poisson", 200, 4000)):
+        get(o.port, "/truth?reset=1")
+        command = [o.python, "-m", "servebook.cli", "measure", "--url", f"http://127.0.0.1:{o.port}", "--model", "mock"]
+        command += ["--rate", str(rate), "--arrivals", kind, "--requests", str(n), "--warmup", "1"]
+        command += ["--prompt-tokens", str(PROMPT), "--output-tokens", "2"]
+        subprocess.run(["taskset", "-c", str(o.client_core), *command], check=False, stdout=subprocess.DEVNULL)
+        gaps = np.diff(get(o.port, "/truth")["arrived_s"][1:])  # the first is the probe
+        print(f"{kind:>10} {rate}/s: {len(gaps)} gaps, coefficient of variation {gaps.std() / gaps.mean():.4f}")
+
+
 def show(r: dict[str, Any]) -> None:
     if "failed" in r:
         print(f"{r['client']:>10} {r['c']:>5}  failed: {r['failed']}")
@@ -245,6 +257,7 @@ def main() -> None:
     p.add_argument("--rounds", type=int, default=10, help="requests = rounds x C")
     p.add_argument("--jitter", type=float, default=0.05)
     p.add_argument("--no-gap", action="store_true", help="a server without pauses: how fast can each client read")
+    p.add_argument("--arrivals", action="store_true", help="instead: how regular servebook's arrivals are")
     p.add_argument("--server-core", type=int, default=0)
     p.add_argument("--client-core", type=int, default=1)
     p.add_argument("--port", type=int, default=9100)
@@ -261,6 +274,9 @@ def main() -> None:
                 break
             except OSError:
                 time.sleep(0.1)
+        if o.arrivals:
+            arrivals(o)
+            return
         with tempfile.TemporaryDirectory() as scratch:
             o.tokenizer = tokenizer(Path(scratch) / "tokenizer") if names != ["servebook"] else None
             print(f"{'client':>10} {'C':>5} {'CPU s/1k':>9} {'first s':>8} {'exit s':>6} {'peak MB':>8}", end="")

@@ -39,6 +39,15 @@ def test_open_loop_with_rows(tmp_path: Path) -> None:
     assert (tmp_path / "requests/measure/server/r50.000.jsonl").exists() and (tmp_path / "points.csv").exists()
 
 
+def test_the_client_knows_what_it_adds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    slow = Behaviour(ttft_s=0.03, itl_s=0.01)
+    with serving(slow) as server:
+        main(["--url", server.url, "--concurrency", "2", *FAST, "--self-check", "--json", str(tmp_path / "m.json")])
+    point = json.loads((tmp_path / "m.json").read_text())
+    assert -0.001 < point["client_added_ttft_s"] < 0.03 and abs(point["client_added_tpot_s"]) < 0.005
+    assert "at this load the client adds" in capsys.readouterr().out
+
+
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--url", "http://127.0.0.1:1", "--concurrency", "0"])

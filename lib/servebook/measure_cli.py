@@ -16,6 +16,7 @@ from .errors import ServebookError
 from .load.client import Client
 from .load.loops import Rule
 from .load.point import measure_point_sync
+from .load.selfcheck import self_check
 from .params import Load, Slo
 from .points import PointSpec
 
@@ -53,6 +54,8 @@ def main(argv: list[str] | None = None) -> int:
             prompt_set=o.prompt_set, shared_prefix_tokens=o.shared_prefix_tokens, replay_s=replay,
             on_progress=_progress(spec.point),
         )  # fmt: skip
+        if o.self_check and point["ttft_p50_s"] and point["tpot_p50_s"]:
+            point |= self_check(spec, ttft_s=point["ttft_p50_s"], tpot_s=point["tpot_p50_s"])
         points.append(point)
         _print(point, header=len(points) == 1)
     if o.json:
@@ -94,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds the key")
     p.add_argument("--json", type=Path, metavar="FILE", help="the point (several: a list) as JSON")
     p.add_argument("--out", type=Path, metavar="DIR", help="request rows, series and points go here")
+    p.add_argument("--self-check", action="store_true", help="also measure what this client adds at the same load")
     p.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
     return p
 
@@ -181,6 +185,9 @@ def _print(point: Mapping[str, Any], *, header: bool) -> None:
     print("  ".join(cells))
     for reason in point["reasons"]:
         print(f"{'':9}  {reason}")
+    if (added := point.get("client_added_ttft_s")) is not None:
+        tpot = 1e3 * point["client_added_tpot_s"]
+        print(f"{'':9}  at this load the client adds {1e3 * added:.2f} ms to TTFT p50 and {tpot:.3f} ms to TPOT")
     sys.stdout.flush()
 
 
