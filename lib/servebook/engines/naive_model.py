@@ -39,7 +39,6 @@ class NaiveModel:
         if self.device == "cuda" and not torch.cuda.is_available():
             raise RuntimeError("CUDA was asked for, but torch finds no GPU it can use")
         if self.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-            # One core stays free for HTTP and the load generator, as the vLLM engine leaves one
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
         torch.manual_seed(0)
         kind: Any = getattr(torch, dtype)
@@ -87,6 +86,18 @@ def _ids(eos: int | list[int] | None) -> frozenset[int]:
     return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
 
 
+def use_cores(*, decoding: bool) -> None:
+    """Keep this process off the other's cores: the last is for HTTP (and the load), the others are for decoding.
+
+    The vLLM engine leaves one core free too. Unbound, the system wakes the reader of a token on the core that wrote it,
+    ahead of the next step.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) > 1:
+        for thread in os.listdir("/proc/self/task"):  # those that a library has started already, too
+            os.sched_setaffinity(int(thread), cores[:-1] if decoding else cores[-1:])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
@@ -104,6 +115,8 @@ def main() -> int:
     except Exception as error:
         print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
+    if model.device == "cpu":
+        use_cores(decoding=True)
     facts = {**model.facts, "vocab": model.vocab, "eos": sorted(model.eos)}
     os.write(out, json.dumps(facts).encode() + b"\n")
     gc.collect()

@@ -363,6 +363,8 @@ async def serve(options: argparse.Namespace, sock: socket.socket) -> int:
     worker = await Worker.start(arguments)
     if worker is None:
         return 1
+    if worker.facts["device"] == "cpu":
+        naive_model.use_cores(decoding=False)
     name = options.served_model_name or options.model.rstrip("/").rpartition("/")[2]
     server = NaiveServer(worker, load_tokenizer(options.model, options.revision), name)
     # handler_cancellation: a handler whose client went away is cancelled, in the queue too
