@@ -79,9 +79,8 @@ def main() -> int:
     pairs = [pair for _ in range(options.rounds) for pair in measure(run, options.config, options)]
     ratios = [served / bare for bare, served in pairs]
     low, ratio, high = statistics.quantiles(ratios, n=4)
-    print(
-        f"{options.config}, {options.prompt_tokens}/{options.output_tokens} tokens, {len(pairs)} pairs, {options.rounds} rounds"
-    )
+    size = f"{options.prompt_tokens}/{options.output_tokens} tokens"
+    print(f"{options.config}, {size}, {len(pairs)} pairs in {options.rounds} rounds")
     for what, values in zip(("bare loop", "over HTTP"), zip(*pairs, strict=True), strict=True):
         print(f"{what}  TPOT {1e3 * statistics.median(values):.3f} ms")
     print(f"ratio {ratio:.3f} (quartiles {low:.3f}–{high:.3f}), limit {options.limit}")
