@@ -67,6 +67,7 @@ class Record:
     prompt: tuple[int, ...]
     sent: list[float] = field(default_factory=list)  # one per event, just before its write
     tokens: int = 0
+    whole: bool = False  # all that was asked for has been sent
     ended: float = 0.0
 
 
@@ -74,10 +75,10 @@ class MockServer:
     def __init__(self, behaviour: Behaviour | None = None, *, keep_prompts: bool = True) -> None:
         self.b = behaviour or Behaviour()
         self.keep_prompts = keep_prompts
-        self.port = 0
+        self.port, self.chat = 0, False
         self.reset()
         self._lock = asyncio.Lock()
-        self._events: dict[tuple[int, bool], bytes] = {}
+        self._events: dict[tuple[int, bool, bool], bytes] = {}
 
     def reset(self) -> None:
         self.records: list[Record] = []
@@ -166,6 +167,8 @@ class MockServer:
             return True
         if b.hang_from and self.count >= b.hang_from:
             await asyncio.sleep(3600)
+        if "messages" in request:  # words stand for tokens
+            request["prompt"] = request["messages"][0]["content"].split()
         record = Record(arrived, tuple(request["prompt"]) if self.keep_prompts else ())
         self.records.append(record)
         self.prompted += len(request["prompt"])
@@ -195,8 +198,11 @@ class MockServer:
         total = 0 if b.no_tokens else request["max_tokens"] - b.short_by
         running = b.running_usage and options.get("continuous_usage_stats")
         put = self._put
+        self.chat = "messages" in request
+        if self.chat:
+            await put(writer, b'data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}\n\n')
         for _ in range(b.leading_events):
-            await put(writer, self._event(0, "", None))
+            await put(writer, self._event(0, None, None))
         sent, pending = 0, b""
         while sent < total:
             due = start + b.ttft_s + sent * b.itl_s
@@ -236,16 +242,18 @@ class MockServer:
             prompt, output = len(request["prompt"]) + b.prompt_off_by, total + b.usage_off_by
             told = {"prompt_tokens": prompt, "completion_tokens": output}
             tail += b"data: " + json.dumps({"choices": [], "usage": told}).encode() + b"\n\n"
+        record.whole = True
         await put(writer, tail + b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")
         return True
 
     def _event(self, tokens: int, finish: str | None, usage: dict[str, int] | None) -> bytes:
-        key = (tokens, finish == "length")
+        key = (tokens, finish == "length", self.chat)
         event = self._events.get(key)
         if event is None:
             text = "" if self.b.empty_text else " tok" * tokens
-            choice: dict[str, Any] = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish or None}
+            choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish}
+            choice |= {"delta": {"content": text}} if self.chat else {"text": text}
             if self.b.token_ids:
                 choice["token_ids"] = [7] * tokens
             body = {"id": "cmpl-mock", "object": "text_completion", "model": "mock", "choices": [choice]}
@@ -272,7 +280,7 @@ class MockServer:
 
     def truth(self) -> dict[str, Any]:
         """What really happened: latencies in seconds, arrivals, requests in flight."""
-        whole = [r for r in self.records if r.ended and r.sent]
+        whole = [r for r in self.records if r.ended and r.sent and r.whole]
         arrived = sorted(r.arrived for r in self.records)
         self._live(0)
         return {

@@ -198,7 +198,6 @@ async def closed_loop(
     *,
     concurrency: int,
     jitter_s: float,
-    output_tokens: int,
     seed: str,
 ) -> None:
     """Hold exactly `concurrency` requests in flight, each client sending its next one a jitter after its last."""
@@ -217,21 +216,19 @@ async def closed_loop(
                 return
             reply, body = prepare()
             # a server that refuses is not hammered
-            pause = min(1.0, 0.02 * 2**failures) if failures else tracker.jitter(jitter_s, rng)
+            pause = min(0.25, 0.02 * 2**failures) if failures else tracker.jitter(jitter_s, rng)
             await asyncio.sleep(max(0.0, ended + pause - now()))
             tracker.client_gaps.append(now() - ended)
 
     def prepare() -> tuple[Reply, bytes]:
         i = next(index)
-        return Reply(i, bodies.prompts.length, output_tokens), bodies(i)
+        return Reply(i, *bodies.asked(i)), bodies(i)
 
     first = [prepare() for _ in range(concurrency)]
     await _until_stopped(tracker, [asyncio.create_task(one(*f)) for f in first])
 
 
-async def open_loop(
-    client: Client, bodies: Bodies, tracker: Tracker, *, due: Iterator[float], output_tokens: int
-) -> None:
+async def open_loop(client: Client, bodies: Bodies, tracker: Tracker, *, due: Iterator[float]) -> None:
     """Send requests when they are due, whatever is still in flight; arrivals go on until the window's last ended."""
     tasks: set[asyncio.Task[None]] = set()
     clock_start = now() + 0.02
@@ -254,7 +251,7 @@ async def open_loop(
                 await asyncio.sleep(wait)
             while now() < at:
                 await asyncio.sleep(0)
-            reply = Reply(index, bodies.prompts.length, output_tokens, scheduled=at)
+            reply = Reply(index, *bodies.asked(index), scheduled=at)
             tracker.launched(reply)
             task = asyncio.create_task(one(reply, body))
             tasks.add(task)

@@ -67,31 +67,40 @@ async def measure_point(
     prompt_set: str | None = None,
     shared_prefix_tokens: int = 0,
     replay_s: Sequence[float] = (),
+    prompt_range: tuple[int, int] | None = None,
+    output_range: tuple[int, int] | None = None,
+    endpoint: str = "/v1/completions",
+    text: bool = False,
 ) -> dict[str, Any]:
     """Load one server with one point's requests and return the point (results.POINT_KEYS and further keys).
 
     vocab: token ids that prompts may use. batching: whether the engine decodes requests together. run_dir: where rows,
     series and the point go (None: nowhere). floors: see audit. deadline_s: seconds that the point may take at most,
-    beside load.max_seconds. prompt_set: points that name the same set send the same prompts (else every point has its
-    own). on_progress gets a short text about twice a second. rule: when the point is warm and done, if not as rule_of
-    says.
+    beside load.max_seconds. rule: when the point is warm and done, if not as rule_of says. prompt_set: points that
+    name the same set send the same prompts (else every point has its own). prompt_range, output_range: lengths
+    uniform in a range instead of the spec's. text: words instead of token ids, always so at a chat endpoint.
+    on_progress gets a short text about twice a second.
     Raises ServebookError when nothing answers, the server refuses the requests, or results cannot be written.
     """
     _allow_many_sockets()
     rule = rule or rule_of(spec, load, deadline_s)
     labels = _prompt_labels(spec, load, run_dir, prompt_set)
-    async with Client(url, api_key=api_key, timeout_s=load.request_timeout_s) as client:
+    chat = endpoint.endswith("/chat/completions")
+    text = text or chat
+    async with Client(url, endpoint=endpoint, api_key=api_key, timeout_s=load.request_timeout_s) as client:
         try:
             async with asyncio.timeout(rule.time_limit_s):
                 await client.open_connections(min(spec.concurrency or 8, 1024))
-                accepted = await _dialect(client, model, vocab)
+                accepted = await _dialect(client, model, None if text else vocab, chat=chat)
         except TimeoutError:
             raise ServebookError(f"no answer within {rule.time_limit_s:g} s", url, "See the server's log") from None
-        payload = {"model": model, "max_tokens": spec.output_tokens, "stream": True, "temperature": load.temperature}
+        payload = {"model": model, "stream": True, "temperature": load.temperature}
         payload |= {k: v for k in ("top_p", "top_k") if (v := getattr(load, k)) is not None}
         payload |= accepted
-        prompts = Prompts(vocab, spec.prompt_tokens, *labels, shared_tokens=shared_prefix_tokens)
-        bodies = Bodies(prompts, payload)
+        prompts = Prompts(
+            vocab, prompt_range or spec.prompt_tokens, *labels, shared_tokens=shared_prefix_tokens, text=text
+        )
+        bodies = Bodies(prompts, payload, output_range or spec.output_tokens, chat=chat)
         scraper = Scraper(client.session, url, load.scrape_interval_s, now)
         await scraper.scrape()
         started_at, start = datetime.now(UTC), now()
@@ -102,15 +111,15 @@ async def measure_point(
             async with _watch(tracker, scraper, rule, on_progress) as health:
                 if spec.rate_per_s is None and not replay_s:
                     await closed_loop(
-                        client, bodies, tracker, concurrency=spec.concurrency or 1, jitter_s=load.jitter_s,
-                        output_tokens=spec.output_tokens, seed=str(labels),
+                        client, bodies, tracker,
+                        concurrency=spec.concurrency or 1, jitter_s=load.jitter_s, seed=str(labels),
                     )  # fmt: skip
                 else:
                     due = arrivals.schedule(
                         "replay" if replay_s else spec.arrivals, spec.rate_per_s or 1.0, *labels,
                         gamma_shape=spec.gamma_shape, times_s=replay_s,
                     )  # fmt: skip
-                    await open_loop(client, bodies, tracker, due=due, output_tokens=spec.output_tokens)
+                    await open_loop(client, bodies, tracker, due=due)
     scraper.close()
     point = dict.fromkeys(results.POINT_KEYS) | {
         key: getattr(spec, key)
@@ -185,11 +194,13 @@ def _prompt_labels(spec: PointSpec, load: Load, run_dir: Path | None, prompt_set
     return (*labels, spec.sweep, spec.engine, spec.point, attempt)
 
 
-async def _dialect(client: Client, model: str, vocab: range | Sequence[int]) -> dict[str, Any]:
-    key = (client.url, model)
+async def _dialect(client: Client, model: str, vocab: range | Sequence[int] | None, *, chat: bool) -> dict[str, Any]:
+    """What else the server takes in a request, tried once a process; text is sent where no token ids are given."""
+    key = (client.endpoint, model)
     if key not in _dialects:
-        base = {"model": model, "prompt": [int(v) for v in vocab[:4]], "max_tokens": 2, "stream": True}
-        _dialects[key] = await client.accepted(_OPTIONS, base)
+        prompt: Any = "one two" if vocab is None else [int(v) for v in vocab[:4]]
+        asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+        _dialects[key] = await client.accepted(_OPTIONS, {"model": model, **asked, "max_tokens": 2, "stream": True})
     return _dialects[key]
 
 

@@ -201,7 +201,9 @@ def _shape(good: Sequence[Reply]) -> dict[str, Any]:
         "tokens_per_event": tokens / events if events else None,
         "events_over_tokens": sum(r.stream.events > (r.stream.tokens or 0) for r in good),
         "first_event_unknown": sum(r.stream.first_tokens is None for r in good),
-        "prompt_tokens_off": sum(t is not None and t != r.prompt_tokens_asked for t, r in zip(told, good, strict=True)),
+        "prompt_tokens_off": sum(
+            t is not None and r.prompt_tokens_asked not in (0, t) for t, r in zip(told, good, strict=True)
+        ),
         "output_tokens_off": sum(r.stream.tokens != r.output_tokens_asked for r in good),
         "usage_cached_tokens": sum(r.stream.cached_tokens or 0 for r in good),
     }
