@@ -208,7 +208,7 @@ def test_schedules_have_their_rate_and_coefficient_of_variation(arrivals: str, s
 def test_a_body_is_json_with_exactly_the_prompts_ids() -> None:
     vocab = (5, 77, 31000, 151000)
     prompts = Prompts(vocab, 50, "a", 1)
-    body = json.loads(Bodies(prompts, {"model": 'm"', "max_tokens": 3})(7))
+    body = json.loads(Bodies(prompts, {"model": 'm"'}, 3)(7))
     assert body == {"prompt": prompts.ids(7), "model": 'm"', "max_tokens": 3}
     assert len(body["prompt"]) == 50 and set(body["prompt"]) == set(vocab)
 
@@ -220,3 +220,30 @@ def test_prompts_depend_on_every_label_and_the_index_and_on_nothing_else() -> No
     others = [Prompts(vocab, 20, 1, "s", "c0002").ids(3), Prompts(vocab, 20, 2, "s", "c0001").ids(3), a.ids(4)]
     assert all(a.ids(3) != other for other in others)
     assert min(min(a.ids(i)) for i in range(200)) >= 10
+
+
+def test_lengths_from_a_range_are_what_each_request_asks_for(tmp_path: Path) -> None:
+    with serving() as server:
+        p = measure(
+            server, closed(2), Rule(2, 20, 20, 0, 20), tmp_path, prompt_range=(10, 40), output_range=(2, 12)
+        )  # fmt: skip
+        sent = {len(r.prompt) for r in server.records[1:]}
+    assert p["prompt_tokens_off"] == 0 and p["output_tokens_off"] == 0
+    assert min(sent) >= 10 and max(sent) <= 40 and len(sent) > 5
+    rows = results.read_rows(results.rows_path(tmp_path, "s", "mock", "c0002"))
+    asked = {r["output_tokens_asked"] for r in rows}
+    assert min(asked) >= 2 and max(asked) <= 12 and len(asked) > 3
+
+
+def test_text_prompts_and_chat_messages() -> None:
+    prompts = Prompts(range(100, 5000), 20, 1, text=True)
+    body = json.loads(Bodies(prompts, {"model": "m"}, 3, chat=True)(0))
+    words = body["messages"][0]["content"].split()
+    assert len(words) == 20 and all(w.isalpha() for w in words) and body["max_tokens"] == 3
+    assert len({prompts.encoded(i) for i in range(50)}) == 50
+
+
+def test_a_chat_endpoint_is_measured_alike() -> None:
+    with serving() as server:
+        p = measure(server, closed(2), Rule(2, 6, 6, 0, 20), endpoint="/v1/chat/completions")
+    assert (p["requests"], p["tokens_per_event"], p["prompt_tokens_off"]) == (6, 1, 0)

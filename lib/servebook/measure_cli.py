@@ -52,6 +52,9 @@ def main(argv: list[str] | None = None) -> int:
             rule=rule, batching=not o.no_batching,
             slo=Slo(ttft_s=o.slo_ttft, tpot_s=o.slo_tpot, e2e_s=o.slo_e2e), run_dir=o.out,
             prompt_set=o.prompt_set, shared_prefix_tokens=o.shared_prefix_tokens, replay_s=replay,
+            prompt_range=o.prompt_tokens if len(set(o.prompt_tokens)) > 1 else None,
+            output_range=o.output_tokens if len(set(o.output_tokens)) > 1 else None,
+            endpoint="/v1/chat/completions" if o.chat else "/v1/completions", text=o.text,
             on_progress=_progress(spec.point),
         )  # fmt: skip
         if o.self_check and point["ttft_p50_s"] and point["tpot_p50_s"]:
@@ -75,8 +78,10 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument("--replay", type=Path, metavar="FILE", help="open loop at the times in FILE, seconds, one a line")
     p.add_argument("--arrivals", choices=("poisson", "constant", "gamma"), default="poisson")
     p.add_argument("--gamma-shape", type=float, default=1.0)
-    p.add_argument("--prompt-tokens", type=_count, default=512)
-    p.add_argument("--output-tokens", type=_count, default=128)
+    p.add_argument("--prompt-tokens", type=_length, default=(512, 512), help="512, or uniform: 100:1000")
+    p.add_argument("--output-tokens", type=_length, default=(128, 128), help="128, or uniform: 64:256")
+    p.add_argument("--text", action="store_true", help="words instead of token ids; --prompt-tokens counts words")
+    p.add_argument("--chat", action="store_true", help="the chat endpoint, with text")
     p.add_argument("--requests", type=_count, default=100, help="measured requests, after the warm-up")
     p.add_argument("--min-seconds", type=float, default=0.0, help="go on for at least so long")
     p.add_argument("--max-seconds", type=float, default=600.0, help="a point ends here whatever it has")
@@ -103,21 +108,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _specs(o: argparse.Namespace) -> list[PointSpec]:
-    sweep, engine = "measure", "server"
+    sweep, engine, lengths = "measure", "server", (o.prompt_tokens[1], o.output_tokens[1])
     if o.replay:
-        return [PointSpec(sweep, engine, "replay", "arrival_rate", o.prompt_tokens, o.output_tokens)]
+        return [PointSpec(sweep, engine, "replay", "arrival_rate", *lengths)]
     if o.rate:
         return [
             PointSpec(
-                sweep, engine, f"r{r:.3f}", "arrival_rate", o.prompt_tokens, o.output_tokens,
+                sweep, engine, f"r{r:.3f}", "arrival_rate", *lengths,
                 rate_per_s=r, arrivals=o.arrivals, gamma_shape=o.gamma_shape,
             )
             for r in o.rate
         ]  # fmt: skip
-    return [
-        PointSpec(sweep, engine, f"c{c:04d}", "concurrency", o.prompt_tokens, o.output_tokens, concurrency=c)
-        for c in o.concurrency
-    ]
+    return [PointSpec(sweep, engine, f"c{c:04d}", "concurrency", *lengths, concurrency=c) for c in o.concurrency]
 
 
 def _number(text: str, kind: type[int] | type[float]) -> Any:
@@ -132,6 +134,14 @@ def _number(text: str, kind: type[int] | type[float]) -> Any:
 
 def _count(text: str) -> int:
     return _number(text, int)
+
+
+def _length(text: str) -> tuple[int, int]:
+    low, _, high = text.partition(":")
+    lengths = _number(low, int), _number(high or low, int)
+    if lengths[0] > lengths[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} is no range such as 100:1000")
+    return lengths
 
 
 def _counts(text: str) -> list[int]:
