@@ -50,7 +50,8 @@ class Prompts:
         self._seed = seed_of(*labels)
         words = [_word(i) if text else f"{i}," for i in self.vocab.tolist()]
         # each id as fixed-width text with its comma: a gather of table rows is then the JSON array's inside
-        self._table = np.array([w.rjust(max(map(len, words))) for w in words], "S")
+        width = max(map(len, words))
+        self._table = np.array([w.rjust(width) for w in words], f"S{width}")
         self._prefix = np.random.default_rng([*self._seed, 0]).integers(0, len(self.vocab), shared_tokens)
 
     def length_of(self, index: int) -> int:
