@@ -43,8 +43,11 @@ POINT_KEYS = (
 )  # fmt: skip
 
 TEXT_KEYS = frozenset(
-    ("sweep", "engine", "kind", "point", "stop_reason", "itl_is_event_gap", "started_at", "verdict", "reasons", "phase", "ok", "error", "gaps_ms")
-)
+    (
+        "sweep", "engine", "kind", "point", "stop_reason", "itl_is_event_gap", "started_at", "verdict", "reasons",
+        "phase", "ok", "error", "gaps_ms",
+    )
+)  # fmt: skip
 
 
 class Rows(list[dict[str, Any]]):
