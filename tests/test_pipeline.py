@@ -100,8 +100,10 @@ def run_command(*args: str, **env: str) -> subprocess.CompletedProcess:
         (("gpu: detect", "gpu: A4O"), "A40"),
         (("config: tiny-qwen2\n  weights: dummy", "path: ./nowhere\n  weights: dummy"), "nowhere"),
         (("config: tiny-qwen2", "config: tiny-qwen"), "tiny-qwen2"),
+        (("prompt_tokens: [64, 256, 512, 1024]", "prompt_tokens: [64, 8192]"), "sweeps.prompt_length asks for 8,192 prompt"),
+        (("prompt_tokens: 1024\n", "prompt_tokens: 2030\n"), "more than engines.vllm.max_model_len of 2,048"),
     ],
-    ids=["unknown key", "unknown GPU", "missing model folder", "unknown packaged config"],
+    ids=["unknown key", "unknown GPU", "missing model folder", "unknown packaged config", "past the context", "past max_model_len"],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, change, expect):
     text = (ROOT / "params/demo.yaml").read_text()

@@ -45,9 +45,10 @@ class Book:
     @classmethod
     def open(cls, params_path: str | Path, *, create: bool = False) -> Book:
         """The run of a parameter file. With create, its folder is made and the resolved parameters written into it."""
-        path = find_params(params_path)
+        path_as_typed, path = params_path, find_params(params_path)
         run_params = params.load(path)
         book = cls(run_params, outputs_folder() / run_params.run, path.resolve().parent)
+        book._check_context(str(path_as_typed))
         if create:
             book._create(params.dump(run_params))
         return book
@@ -59,6 +60,21 @@ class Book:
         if not resolved.exists():
             raise ServebookError("no run is stored here", str(run_dir), "Give a folder under outputs/ that holds params.yaml")
         return cls(params.load(resolved), run_dir, run_dir)
+
+    def _check_context(self, where: str) -> None:
+        """Refuse prompts that no engine of the run can take, before any work."""
+        asked = {f"calibration[{i}]": (p.prompt_tokens, p.output_tokens) for i, p in enumerate(self.params.calibration)}
+        for name, s in self.params.sweeps.items():
+            asked[f"sweeps.{name}"] = (s.prompt_tokens if isinstance(s.prompt_tokens, int) else max(s.prompt_tokens), s.output_tokens)
+        limits = {f"{self.shape.name}'s context": self.shape.max_context_tokens}
+        limits |= {f"engines.{n}.max_model_len": m for n, e in self.params.engines.items() if (m := getattr(e, "max_model_len", None))}
+        for key, (prompt, output) in asked.items():
+            for limit, tokens in limits.items():
+                if prompt + output > tokens:
+                    raise ServebookError(
+                        f"{key} asks for {prompt:,} prompt and {output:,} output tokens, more than {limit} of {tokens:,}", where,
+                        "Shorten the prompt or the output, or raise the limit",
+                    )  # fmt: skip
 
     def _create(self, resolved: str) -> None:
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 import signal
 import sys
 import threading
@@ -95,6 +96,7 @@ def run(params_path: str, *, only: str | None = None, command: list[str] | None 
     Raises ServebookError when a notebook fails; an engine that cannot be started is a fault of the outcome and the
     rest goes on. What is already measured is not measured again.
     """
+    os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # the kernel of this Python, whatever else is called python3
     book = Book.open(params_path, create=True)
     plan = steps(book.params, params_path)
     if only and only != "report":
@@ -146,7 +148,7 @@ def _execute(book: Book, plan: list[Step], progress: Progress, outcome: Outcome)
                     unavailable.add(step.engine)
                     progress.note(f"{step.engine} did not start: {error}")
             for s in group:
-                if s.engine in unavailable and s.sweep:
+                if s.engine in unavailable:
                     position += 1
                     continue
                 progress.say(position, s.copy_name.removesuffix(".ipynb"))
