@@ -9,7 +9,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-
 from servebook import params, pipeline
 from servebook.errors import ServebookError
 
@@ -56,7 +55,9 @@ def test_a_servebook_error_in_a_cell_reaches_the_terminal_as_itself(tmp_path):
 def test_a_finished_notebook_runs_in_its_own_folder_with_its_parameters(tmp_path):
     source = notebook(tmp_path, "import os; print(PARAMS, os.path.basename(os.getcwd()))")
     pipeline.execute(source, tmp_path / "out" / "done.ipynb", {"PARAMS": "given"})
-    outputs = [o["text"] for c in json.loads((tmp_path / "out/done.ipynb").read_text())["cells"] for o in c.get("outputs", [])]
+    outputs = [
+        o["text"] for c in json.loads((tmp_path / "out/done.ipynb").read_text())["cells"] for o in c.get("outputs", [])
+    ]
     assert any(tmp_path.name in "".join(t) and "given" in "".join(t) for t in outputs)
     assert not (tmp_path / "out" / "done.failed.ipynb").exists()
 
@@ -66,9 +67,12 @@ def test_every_engine_has_its_sweeps_between_prediction_and_analysis():
     names = [s.copy_name for s in pipeline.steps(run, "params/demo.yaml")]
     assert names[:2] == ["00_preflight.ipynb", "01_prediction.ipynb"]
     assert names[2:7] == [
-        "02_serving.hf.ipynb", "03_short_prompts.hf.ipynb", "04_long_prompts.hf.ipynb", "05_prompt_length.hf.ipynb",
+        "02_serving.hf.ipynb",
+        "03_short_prompts.hf.ipynb",
+        "04_long_prompts.hf.ipynb",
+        "05_prompt_length.hf.ipynb",
         "06_arrival_rate.hf.ipynb",
-    ]  # fmt: skip
+    ]
     assert names[7] == "02_serving.vllm.ipynb"
     assert names[-2:] == ["07_analysis.ipynb", "08_post.ipynb"]
     assert len(set(names)) == len(names)
@@ -80,16 +84,28 @@ def test_a_chapter_is_the_copy_that_holds_every_engine(tmp_path):
         (tmp_path / step.copy_name).touch()
     names = [p.name for p in pipeline.chapters(run, "params/demo.yaml", tmp_path)]
     assert names == [
-        "00_preflight.ipynb", "01_prediction.ipynb", "02_serving.hf.ipynb", "02_serving.vllm.ipynb", "03_short_prompts.vllm.ipynb",
-        "04_long_prompts.vllm.ipynb", "05_prompt_length.vllm.ipynb", "06_arrival_rate.vllm.ipynb", "07_analysis.ipynb", "08_post.ipynb",
-    ]  # fmt: skip
+        "00_preflight.ipynb",
+        "01_prediction.ipynb",
+        "02_serving.hf.ipynb",
+        "02_serving.vllm.ipynb",
+        "03_short_prompts.vllm.ipynb",
+        "04_long_prompts.vllm.ipynb",
+        "05_prompt_length.vllm.ipynb",
+        "06_arrival_rate.vllm.ipynb",
+        "07_analysis.ipynb",
+        "08_post.ipynb",
+    ]
     (tmp_path / "03_short_prompts.vllm.ipynb").unlink()  # vLLM did not come that far
     assert "03_short_prompts.hf.ipynb" in [p.name for p in pipeline.chapters(run, "params/demo.yaml", tmp_path)]
 
 
 def run_command(*args: str, **env: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "servebook.cli", *args], capture_output=True, text=True, env={**os.environ, **env}, timeout=120
+        [sys.executable, "-m", "servebook.cli", *args],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **env},
+        timeout=120,
     )
 
 
@@ -100,10 +116,20 @@ def run_command(*args: str, **env: str) -> subprocess.CompletedProcess:
         (("gpu: detect", "gpu: A4O"), "A40"),
         (("config: tiny-qwen2\n  weights: dummy", "path: ./nowhere\n  weights: dummy"), "nowhere"),
         (("config: tiny-qwen2", "config: tiny-qwen"), "tiny-qwen2"),
-        (("prompt_tokens: [64, 256, 512, 1024]", "prompt_tokens: [64, 8192]"), "sweeps.prompt_length asks for 8,192 prompt"),
+        (
+            ("prompt_tokens: [64, 256, 512, 1024]", "prompt_tokens: [64, 8192]"),
+            "sweeps.prompt_length asks for 8,192 prompt",
+        ),
         (("prompt_tokens: 1024\n", "prompt_tokens: 2030\n"), "more than engines.vllm.max_model_len of 2,048"),
     ],
-    ids=["unknown key", "unknown GPU", "missing model folder", "unknown packaged config", "past the context", "past max_model_len"],
+    ids=[
+        "unknown key",
+        "unknown GPU",
+        "missing model folder",
+        "unknown packaged config",
+        "past the context",
+        "past max_model_len",
+    ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, change, expect):
     text = (ROOT / "params/demo.yaml").read_text()
@@ -120,7 +146,11 @@ def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, change, expect):
 def test_two_runs_into_one_folder_the_second_is_refused(tmp_path):
     from servebook.pipeline import _single_run
 
-    with _single_run(tmp_path), pytest.raises(ServebookError, match="another run is writing here"), _single_run(tmp_path):
+    with (
+        _single_run(tmp_path),
+        pytest.raises(ServebookError, match="another run is writing here"),
+        _single_run(tmp_path),
+    ):
         pass
 
 
@@ -134,9 +164,13 @@ def test_an_unwritable_outputs_folder_is_one_line(tmp_path):
 
 def test_sigterm_unwinds_and_says_that_results_are_kept(tmp_path):
     run = subprocess.Popen(
-        [sys.executable, "-m", "servebook.cli", "run", "params/demo.yaml", "--only", "01_prediction"], cwd=ROOT,
-        env={**os.environ, "SERVEBOOK_OUTPUTS": str(tmp_path)}, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "servebook.cli", "run", "params/demo.yaml", "--only", "01_prediction"],
+        cwd=ROOT,
+        env={**os.environ, "SERVEBOOK_OUTPUTS": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
     assert run.stderr is not None
     assert "[1/1] 01_prediction" in run.stderr.readline()
     run.send_signal(signal.SIGTERM)

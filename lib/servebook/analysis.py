@@ -23,7 +23,17 @@ def _frame(points: pd.DataFrame | Iterable[Mapping[str, Any]], kind: str | None 
 def little(points: Any) -> pd.DataFrame:
     """Little's law at every point: rate × mean latency against the requests that the loop held in flight."""
     frame = _frame(points)
-    columns = ["sweep", "engine", "point", "concurrency", "request_rate_per_s", "e2e_mean_s", "little_l", "in_flight_mean", "little_error"]
+    columns = [
+        "sweep",
+        "engine",
+        "point",
+        "concurrency",
+        "request_rate_per_s",
+        "e2e_mean_s",
+        "little_l",
+        "in_flight_mean",
+        "little_error",
+    ]
     table = frame[columns].copy()
     table["closes"] = table["little_error"].abs() <= LITTLE_TOLERANCE
     return table
@@ -52,7 +62,9 @@ def knees(points: Any) -> pd.DataFrame:
 def goodput(points: Any) -> pd.DataFrame:
     """Requests that met every SLO per second, of all that were attempted, beside the raw rate; ratio raw / good."""
     frame = _frame(points)
-    table = frame[["sweep", "engine", "point", "concurrency", "rate_per_s", "request_rate_per_s", "goodput_per_s"]].copy()
+    table = frame[
+        ["sweep", "engine", "point", "concurrency", "rate_per_s", "request_rate_per_s", "goodput_per_s"]
+    ].copy()
     good = table["goodput_per_s"].where(table["goodput_per_s"] > 0)
     table["raw_to_good"] = table["request_rate_per_s"] / good
     return table
@@ -61,7 +73,9 @@ def goodput(points: Any) -> pd.DataFrame:
 def queue(points: Any) -> pd.DataFrame:
     """λ·TTFT, the requests that still wait for a first token, beside the server's own gauge of waiting ones."""
     frame = _frame(points)
-    return frame[["sweep", "engine", "point", "concurrency", "waiting_first_token", "server_waiting_mean", "server_running_mean"]].copy()
+    return frame[
+        ["sweep", "engine", "point", "concurrency", "waiting_first_token", "server_waiting_mean", "server_running_mean"]
+    ].copy()
 
 
 def cache(points: Any) -> pd.DataFrame:
@@ -88,7 +102,7 @@ def suspects(points: Any) -> pd.DataFrame:
 def engine_gap(points: Any, baseline: str, other: str) -> pd.DataFrame:
     """Where the gap between two engines comes from at each C of each concurrency sweep.
 
-    output_ratio = other / baseline output tokens/s. At equal lengths it is, by Little's law, the ratio of request times;
+    output_ratio = other / baseline output tokens/s; at equal lengths and C it is the ratio of request times (Little).
     step_ratio = baseline TPOT / other TPOT is what one step costs, batch_ratio = the ratio of requests decoding at
     once (decode tok/s × TPOT), and rest_ratio what remains: prefill and waiting.
     """
@@ -110,7 +124,7 @@ def engine_gap(points: Any, baseline: str, other: str) -> pd.DataFrame:
 def waterfalls(points: Any, predicted: Iterable[Mapping[str, Any]], engine: str) -> list[dict[str, Any]]:
     """What charts.waterfall takes, for the largest measured C of each concurrency sweep of an engine.
 
-    predicted: the engine's frozen points, each with its waterfall [(label, seconds)] from the roofline to the prediction.
+    predicted: the engine's frozen points, each with its waterfall [(label, seconds)] from roofline to prediction.
     """
     said = {(p["sweep"], p["point"]): p for p in predicted if p.get("waterfall")}
     drawn = []
@@ -122,20 +136,30 @@ def waterfalls(points: Any, predicted: Iterable[Mapping[str, Any]], engine: str)
                 parts = [(label, seconds) for label, seconds in p["waterfall"]]
                 what = f"TPOT at C = {row['concurrency']:.0f}, {row['prompt_tokens']:,.0f} in"
                 drawn.append(
-                    {"parts": parts, "measured": row["tpot_mean_s"], "what": what, "engine": engine, "id": f"waterfall-{sweep}"}
+                    {
+                        "parts": parts,
+                        "measured": row["tpot_mean_s"],
+                        "what": what,
+                        "engine": engine,
+                        "id": f"waterfall-{sweep}",
+                    }
                 )
                 break
     return drawn
 
 
-def run_cost(sessions: list[Mapping[str, Any]], points: Any, price_per_hour: float, start_s: float = 0.0) -> dict[str, float]:
+def run_cost(
+    sessions: list[Mapping[str, Any]], points: Any, price_per_hour: float, start_s: float = 0.0
+) -> dict[str, float]:
     """What the run took and cost: wall, measuring (time inside points), engine starts, the rest; seconds and money.
 
     sessions: provenance's records; start_s: seconds that engines took to answer.
     """
     wall_s = sum(s["seconds"] or 0.0 for s in sessions)
     frame = _frame(points)
-    measuring_s = float(frame["wall_s"].sum()) if "wall_s" in frame else float(frame["seconds"].sum()) if len(frame) else 0.0
+    measuring_s = (
+        float(frame["wall_s"].sum()) if "wall_s" in frame else float(frame["seconds"].sum()) if len(frame) else 0.0
+    )
     return {
         "wall_s": wall_s,
         "measuring_s": measuring_s,

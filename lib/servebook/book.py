@@ -37,7 +37,7 @@ def outputs_folder() -> Path:
 
 
 class Book:
-    """One run: `params` (validated), `dir` (its folder), `base` (the folder that relative paths in params start from)."""
+    """One run: `params` (validated), `dir` (its folder), `base` (where relative paths in params start from)."""
 
     def __init__(self, run_params: params.RunParams, run_dir: Path, base: Path) -> None:
         self.params, self.dir, self.base = run_params, run_dir, base
@@ -58,23 +58,34 @@ class Book:
         """A stored run by its folder (relative model paths are not needed again once it ran)."""
         resolved = run_dir / "params.yaml"
         if not resolved.exists():
-            raise ServebookError("no run is stored here", str(run_dir), "Give a folder under outputs/ that holds params.yaml")
+            raise ServebookError(
+                "no run is stored here", str(run_dir), "Give a folder under outputs/ that holds params.yaml"
+            )
         return cls(params.load(resolved), run_dir, run_dir)
 
     def _check_context(self, where: str) -> None:
         """Refuse prompts that no engine of the run can take, before any work."""
         asked = {f"calibration[{i}]": (p.prompt_tokens, p.output_tokens) for i, p in enumerate(self.params.calibration)}
         for name, s in self.params.sweeps.items():
-            asked[f"sweeps.{name}"] = (s.prompt_tokens if isinstance(s.prompt_tokens, int) else max(s.prompt_tokens), s.output_tokens)
+            asked[f"sweeps.{name}"] = (
+                s.prompt_tokens if isinstance(s.prompt_tokens, int) else max(s.prompt_tokens),
+                s.output_tokens,
+            )
         limits = {f"{self.shape.name}'s context": self.shape.max_context_tokens}
-        limits |= {f"engines.{n}.max_model_len": m for n, e in self.params.engines.items() if (m := getattr(e, "max_model_len", None))}
+        limits |= {
+            f"engines.{n}.max_model_len": m
+            for n, e in self.params.engines.items()
+            if (m := getattr(e, "max_model_len", None))
+        }
         for key, (prompt, output) in asked.items():
             for limit, tokens in limits.items():
                 if prompt + output > tokens:
                     raise ServebookError(
-                        f"{key} asks for {prompt:,} prompt and {output:,} output tokens, more than {limit} of {tokens:,}", where,
+                        f"{key} asks for {prompt:,} prompt and {output:,} output tokens, "
+                        f"more than {limit} of {tokens:,}",
+                        where,
                         "Shorten the prompt or the output, or raise the limit",
-                    )  # fmt: skip
+                    )
 
     def _create(self, resolved: str) -> None:
         try:
@@ -84,9 +95,10 @@ class Book:
                 files.write_text(stored, resolved)
         except OSError as error:
             raise ServebookError(
-                f"cannot write the run's folder ({error.strerror})", str(self.dir),
+                f"cannot write the run's folder ({error.strerror})",
+                str(self.dir),
                 "Free space or permissions there, or set SERVEBOOK_OUTPUTS to another folder",
-            ) from error  # fmt: skip
+            ) from error
 
     # --- what is known before measuring -------------------------------------------------------------------------
 
@@ -127,7 +139,12 @@ class Book:
             return predict.freeze(self.dir, "datasheet", prediction)
         measured = [p for p in self.stored_points() if p["engine"] == engine and p["sweep"] == points.CALIBRATION]
         prediction = predict.predict_run(
-            self.params, self.shape, self.gpu, facts={engine: self.facts(engine)}, calibration=measured, engines=[engine]
+            self.params,
+            self.shape,
+            self.gpu,
+            facts={engine: self.facts(engine)},
+            calibration=measured,
+            engines=[engine],
         )
         return predict.freeze(self.dir, f"calibrated:{engine}", prediction)
 
@@ -144,7 +161,7 @@ class Book:
     # --- what to measure ----------------------------------------------------------------------------------------
 
     def specs(self, engine: str, sweep: str) -> list[PointSpec]:
-        """The points of a sweep for an engine; shares of capacity become the rates that the prediction was frozen with."""
+        """The points of a sweep for an engine; shares of capacity become the rates that were frozen."""
         if sweep == points.CALIBRATION:
             return points.calibration_points(self.params, engine)
         entry = self.frozen(f"calibrated:{engine}") or self.frozen("datasheet") or {}
@@ -167,7 +184,9 @@ class Book:
             {
                 "spec": files.plain(spec),
                 "model": self.params.model.model_dump(mode="json"),
-                "engine": self.params.engines[spec.engine].model_dump(mode="json", exclude={"port", "startup_timeout_s"}),
+                "engine": self.params.engines[spec.engine].model_dump(
+                    mode="json", exclude={"port", "startup_timeout_s"}
+                ),
                 "load": self.params.load.model_dump(mode="json"),
                 "version": facts.get("version"),
                 "gpu": self.gpu.name,
@@ -244,10 +263,18 @@ class Book:
             if stored:
                 self._tell(f"{sweep} {engine} {spec.point}: measured again, its parameters or server changed", progress)
             point = measure_point_sync(
-                spec, url=running.url, model=running.model, vocab=self.vocab(), load=self.params.load, slo=self.params.slo,
-                run_dir=self.dir, batching=self.batching(engine), floors=self.floors(spec), deadline_s=left_s,
+                spec,
+                url=running.url,
+                model=running.model,
+                vocab=self.vocab(),
+                load=self.params.load,
+                slo=self.params.slo,
+                run_dir=self.dir,
+                batching=self.batching(engine),
+                floors=self.floors(spec),
+                deadline_s=left_s,
                 on_progress=lambda text, s=spec: self._tell(f"{s.sweep} {s.engine} {s.point}: {text}", False),
-            )  # fmt: skip
+            )
             point["fingerprint"] = self.fingerprint(spec)
             files.write_json(self._point_file(spec), point)
             self._tell(f"{sweep} {engine} {spec.point} done", progress)
@@ -255,7 +282,9 @@ class Book:
 
     def _stop_here(self, sweep: str, engine: str, left: list[str], minutes: float | None) -> None:
         why = f"stopped after {minutes:g} min, the limit set for {engine} here; not measured: {', '.join(left)}"
-        files.write_json(self._limit_file(sweep, engine), {"sweep": sweep, "engine": engine, "points": left, "why": why})
+        files.write_json(
+            self._limit_file(sweep, engine), {"sweep": sweep, "engine": engine, "points": left, "why": why}
+        )
         self._tell(f"{sweep} {engine}: {why}", True)
 
     def vocab(self) -> range:
@@ -291,7 +320,9 @@ class Book:
         for p in self.stored_points():
             if p["sweep"] == sweep:
                 rows = results.rows_frame(self.dir, sweep, p["engine"], p["point"])
-                frames.append(rows.assign(**{k: p[k] for k in ("sweep", "engine", "point", "concurrency", "rate_per_s")}))
+                frames.append(
+                    rows.assign(**{k: p[k] for k in ("sweep", "engine", "point", "concurrency", "rate_per_s")})
+                )
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
     def largest_series(self, sweep: str, engine: str) -> pd.DataFrame:
@@ -317,8 +348,12 @@ class Book:
                 passes = roofline.NAIVE_KV_PASSES if kind == "naive" else 1
                 p = alone[0]
                 rates[engine] = roofline.Rates.measured(
-                    self.shape, prompt_tokens=p["prompt_tokens"], ttft_s=p["ttft_mean_s"], tpot_s=p["tpot_mean_s"], kv_passes=passes
-                )  # fmt: skip
+                    self.shape,
+                    prompt_tokens=p["prompt_tokens"],
+                    ttft_s=p["ttft_mean_s"],
+                    tpot_s=p["tpot_mean_s"],
+                    kv_passes=passes,
+                )
         return closed_forms.author_points(self.params, self.shape, rates, self.all_facts())
 
     def scores(self) -> pd.DataFrame:
@@ -329,7 +364,8 @@ class Book:
         stages = [*self.predictions()["frozen"], {"stage": closed_forms.STAGE, "points": self.author_points()}]
         scored = score.score(self.points(), stages)
         held_out = [
-            row.sweep != points.CALIBRATION and not (row.concurrency == 1 and (row.prompt_tokens, row.output_tokens) in taught)
+            row.sweep != points.CALIBRATION
+            and not (row.concurrency == 1 and (row.prompt_tokens, row.output_tokens) in taught)
             for row in scored.itertuples()
         ]
         return scored[held_out].reset_index(drop=True)
@@ -385,7 +421,9 @@ class Book:
         for stale in (self.dir / "engines").glob("*.failed.json"):
             stale.unlink()
         record = self.provenance()
-        record["sessions"].append({**provenance.collect(ROOT, command), "gpu": hardware.snapshot(), "seconds": None, "faults": []})
+        record["sessions"].append(
+            {**provenance.collect(ROOT, command), "gpu": hardware.snapshot(), "seconds": None, "faults": []}
+        )
         files.write_json(self.dir / "provenance.json", record)
 
     def end_session(self, seconds: float, faults: list[str]) -> None:

@@ -41,7 +41,9 @@ def _guarded(call: Any, options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="servebook", description="Predict how fast an LLM serves, measure it, explain every miss.")
+    parser = argparse.ArgumentParser(
+        prog="servebook", description="Predict how fast an LLM serves, measure it, explain every miss."
+    )
     parser.add_argument("--version", action="version", version=f"servebook {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -58,10 +60,14 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--json", action="store_true")
     sub.add_argument("--budget-minutes", type=float, metavar="M", help="propose what to drop to end within M minutes")
     sub.add_argument("--budget-cost", type=float, metavar="X", help="propose what to drop to cost at most X")
-    sub = command("preflight", _preflight, "check driver, toolchain, disk, ports and GPU, each with its fix", params=False)
+    sub = command(
+        "preflight", _preflight, "check driver, toolchain, disk, ports and GPU, each with its fix", params=False
+    )
     sub.add_argument("params", metavar="PARAMS", nargs="?", help="check what this run needs")
     sub.add_argument("--json", action="store_true")
-    sub = command("predict", _predict, "predict every point; with --calibration, learn from C = 1 points and score the rest")
+    sub = command(
+        "predict", _predict, "predict every point; with --calibration, learn from C = 1 points and score the rest"
+    )
     sub.add_argument("--calibration", metavar="CSV", help="measured points, e.g. outputs/published/a40-qwen2.5-7b.csv")
     sub.add_argument("--json", action="store_true")
     sub = command("serve", _serve, "start an engine in the foreground; Ctrl-C stops it and all it started")
@@ -81,8 +87,10 @@ def _check(options: argparse.Namespace) -> int:
 
     book = Book.open(options.params)
     gpu = hardware.resolve(book.params.hardware)
-    tokens = sum(1 for e in book.params.engines for _ in book.params.sweeps)
-    print(f"{options.params}: valid. {book.shape.name} on {gpu.name}, engines {', '.join(book.params.engines)}, {tokens} sweeps")
+    engines = ", ".join(book.params.engines)
+    print(
+        f"{options.params}: valid. {book.shape.name} on {gpu.name}, engines {engines}, {len(book.params.sweeps)} sweeps"
+    )
     return 0
 
 

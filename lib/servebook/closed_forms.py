@@ -1,4 +1,4 @@
-"""The prediction notebook's tables: the posts' closed forms with this run's own model, hardware and workloads put in."""
+"""The prediction notebook's tables: the posts' closed forms for this run's own model, hardware and workloads."""
 
 from __future__ import annotations
 
@@ -29,16 +29,31 @@ def shape_table(shape: ModelShape) -> pd.DataFrame:
     """The numbers of config.json that decide speed, and the bytes and FLOPs that follow from them alone."""
     rows: list[tuple[str, Any, str, str]] = [
         ("layers × hidden", f"{shape.layers} × {shape.hidden:,}", "", "config.json"),
-        ("query heads / KV heads × head_dim", f"{shape.heads} / {shape.kv_heads} × {shape.head_dim}", "", "config.json"),
+        (
+            "query heads / KV heads × head_dim",
+            f"{shape.heads} / {shape.kv_heads} × {shape.head_dim}",
+            "",
+            "config.json",
+        ),
         ("vocabulary", f"{shape.vocab:,}", "tied" if shape.tied_embeddings else "untied", "config.json"),
         ("parameters", f"{shape.parameters:,}", "", "every matrix, bias and norm counted"),
         ("weights in memory", f"{shape.weight_bytes / 1e9:.3f}", "GB", "all parameters at their width"),
-        ("weights read per decode step", f"{shape.decode_weight_bytes / 1e9:.3f}", "GB", "all but the embedding table, a lookup"),
+        (
+            "weights read per decode step",
+            f"{shape.decode_weight_bytes / 1e9:.3f}",
+            "GB",
+            "all but the embedding table, a lookup",
+        ),
         ("KV cache", f"{shape.kv_bytes_per_token:,}", "bytes/token", "2 · layers · KV heads · head_dim · bytes"),
         ("linear FLOPs", f"{shape.linear_flops_per_token:,}", "FLOP/token", "2·m·n of every layer matrix"),
         ("LM head FLOPs", f"{shape.lm_head_flops:,}", "FLOP", "2 · hidden · vocabulary, where logits are wanted"),
-        ("attention FLOPs", f"{shape.attention_flops_per_context_token:,}", "FLOP per token of context", "4 · layers · heads · head_dim"),
-    ]  # fmt: skip
+        (
+            "attention FLOPs",
+            f"{shape.attention_flops_per_context_token:,}",
+            "FLOP per token of context",
+            "4 · layers · heads · head_dim",
+        ),
+    ]
     return pd.DataFrame(rows, columns=["quantity", "value", "unit", "how"])
 
 
@@ -48,7 +63,8 @@ def step_table(shape: ModelShape, gpu: Gpu, params: RunParams) -> pd.DataFrame:
     rows = []
     for prompt, output in workloads(params):
         ttft = [
-            roofline.ttft_bound_s(shape, flops_per_s, bytes_per_s, prompt_tokens=prompt, overlap=o) for o in (True, False)
+            roofline.ttft_bound_s(shape, flops_per_s, bytes_per_s, prompt_tokens=prompt, overlap=o)
+            for o in (True, False)
         ]
         rows.append(
             {
@@ -77,10 +93,16 @@ def pool_table(shape: ModelShape, gpu: Gpu, params: RunParams) -> pd.DataFrame:
             pool = roofline.kv_pool_bytes(gpu.memory_bytes, engine.gpu_memory_utilization, shape.weight_bytes)
         tokens = roofline.kv_pool_tokens(max(pool, 0), shape.kv_bytes_per_token)
         rows += [
-            {"engine": name, "pool_gib": pool / 2**30, "pool_tokens": tokens, "prompt_tokens": p, "output_tokens": o,
-             "max_sequences": roofline.max_sequences(tokens, p + o)}
+            {
+                "engine": name,
+                "pool_gib": pool / 2**30,
+                "pool_tokens": tokens,
+                "prompt_tokens": p,
+                "output_tokens": o,
+                "max_sequences": roofline.max_sequences(tokens, p + o),
+            }
             for p, o in workloads(params)
-        ]  # fmt: skip
+        ]
     return pd.DataFrame(rows)
 
 
@@ -89,7 +111,9 @@ def inconsistency_table() -> pd.DataFrame:
     return pd.DataFrame([vars(i) for i in roofline.post_inconsistencies()])
 
 
-def effective_rates(shape: ModelShape, gpu: Gpu, points: Iterable[Mapping[str, Any]], kinds: Mapping[str, str]) -> pd.DataFrame:
+def effective_rates(
+    shape: ModelShape, gpu: Gpu, points: Iterable[Mapping[str, Any]], kinds: Mapping[str, str]
+) -> pd.DataFrame:
     """Effective GB/s and TFLOP/s of every C = 1 point, with their share of the datasheet (post 2's calibration).
 
     kinds: engine name → kind; the naive server is charged with moving its KV cache three times.
@@ -118,7 +142,10 @@ def effective_rates(shape: ModelShape, gpu: Gpu, points: Iterable[Mapping[str, A
 
 
 def author_points(
-    params: RunParams, shape: ModelShape, rates: Mapping[str, roofline.Rates], facts: Mapping[str, Mapping[str, Any]] | None = None
+    params: RunParams,
+    shape: ModelShape,
+    rates: Mapping[str, roofline.Rates],
+    facts: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """Post 2's closed form for every concurrency point, as predicted points: the baseline that is scored beside ours.
 
@@ -130,25 +157,43 @@ def author_points(
             continue
         for engine, given in rates.items():
             kind, told = params.engines[engine].kind, (facts or {}).get(engine, {})
-            budget = told.get("max_num_batched_tokens") or getattr(params.engines[engine], "max_num_batched_tokens", None) or 2048
+            budget = (
+                told.get("max_num_batched_tokens")
+                or getattr(params.engines[engine], "max_num_batched_tokens", None)
+                or 2048
+            )
             for c in s.concurrency:
                 metrics = roofline.author_style(
-                    shape, given, engine="naive" if kind == "naive" else "vllm", prompt_tokens=s.prompt_tokens,
-                    output_tokens=s.output_tokens, concurrency=c, max_num_batched_tokens=budget, kv_tokens=told.get("kv_cache_tokens"),
-                )  # fmt: skip
+                    shape,
+                    given,
+                    engine="naive" if kind == "naive" else "vllm",
+                    prompt_tokens=s.prompt_tokens,
+                    output_tokens=s.output_tokens,
+                    concurrency=c,
+                    max_num_batched_tokens=budget,
+                    kv_tokens=told.get("kv_cache_tokens"),
+                )
                 predicted.append(
                     {
-                        "sweep": sweep, "engine": engine, "point": f"c{c:04d}", "concurrency": c, "rate_per_s": None,
-                        "prompt_tokens": s.prompt_tokens, "output_tokens": s.output_tokens,
+                        "sweep": sweep,
+                        "engine": engine,
+                        "point": f"c{c:04d}",
+                        "concurrency": c,
+                        "rate_per_s": None,
+                        "prompt_tokens": s.prompt_tokens,
+                        "output_tokens": s.output_tokens,
                         "metrics": {k: {"value": v, "low": None, "high": None} for k, v in metrics.items()},
                     }
-                )  # fmt: skip
+                )
     return predicted
 
 
 def saturation_variants(shape: ModelShape, gpu: Gpu, prompt_tokens: int, output_tokens: int) -> pd.DataFrame:
-    """The write-up's curve in both variants, KV bytes at the prompt's length and at the live context: K, half, ceiling."""
-    contexts = {"prompt only": prompt_tokens, "live context": roofline.live_context_tokens(prompt_tokens, output_tokens)}
+    """The write-up's curve with KV bytes at the prompt's length and at the live context: K, half, ceiling."""
+    contexts = {
+        "prompt only": prompt_tokens,
+        "live context": roofline.live_context_tokens(prompt_tokens, output_tokens),
+    }
     return pd.DataFrame(
         [
             {
@@ -176,7 +221,9 @@ def saturation_curve(shape: ModelShape, gpu: Gpu, prompt_tokens: int, output_tok
     }
 
 
-def measured_steps(shape: ModelShape, points: Iterable[Mapping[str, Any]], kinds: Mapping[str, str]) -> list[dict[str, Any]]:
+def measured_steps(
+    shape: ModelShape, points: Iterable[Mapping[str, Any]], kinds: Mapping[str, str]
+) -> list[dict[str, Any]]:
     """Measured steps for the roofline plot: each engine's lone prefill (TTFT at C = 1) and its decode step at every C.
 
     A decode step's batch is decode tok/s × TPOT; its context the prompt and half of the output.
@@ -188,9 +235,15 @@ def measured_steps(shape: ModelShape, points: Iterable[Mapping[str, Any]], kinds
         engine, prompt, c = p["engine"], p["prompt_tokens"], p["concurrency"]
         if c == 1 and p["kind"] == "calibration" and p.get("ttft_mean_s"):
             steps.append(
-                {"engine": engine, "phase": "prefill", "label": f"{prompt:,}", "flops": shape.prefill_flops(prompt),
-                 "bytes": shape.decode_weight_bytes, "seconds": p["ttft_mean_s"]}
-            )  # fmt: skip
+                {
+                    "engine": engine,
+                    "phase": "prefill",
+                    "label": f"{prompt:,}",
+                    "flops": shape.prefill_flops(prompt),
+                    "bytes": shape.decode_weight_bytes,
+                    "seconds": p["ttft_mean_s"],
+                }
+            )
         if p["kind"] == "concurrency" and p.get("decode_tok_per_s"):
             naive = kinds.get(engine) == "naive"
             if naive and c != 1:
@@ -198,7 +251,13 @@ def measured_steps(shape: ModelShape, points: Iterable[Mapping[str, Any]], kinds
             batch = max(1, round(p["decode_tok_per_s"] * p["tpot_mean_s"]))
             context = int(roofline.live_context_tokens(prompt, p["output_tokens"]))
             steps.append(
-                {"engine": engine, "phase": "decode", "label": f"C = {c}", "flops": shape.decode_flops(batch, context),
-                 "bytes": roofline.decode_bytes(shape, batch, context, roofline.NAIVE_KV_PASSES if naive else 1), "seconds": p["tpot_mean_s"]}
-            )  # fmt: skip
+                {
+                    "engine": engine,
+                    "phase": "decode",
+                    "label": f"C = {c}",
+                    "flops": shape.decode_flops(batch, context),
+                    "bytes": roofline.decode_bytes(shape, batch, context, roofline.NAIVE_KV_PASSES if naive else 1),
+                    "seconds": p["tpot_mean_s"],
+                }
+            )
     return steps

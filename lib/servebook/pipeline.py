@@ -30,7 +30,11 @@ FIRST = ("00_preflight", "01_prediction")
 SERVING = "02_serving"
 LAST = ("07_analysis", "08_post")
 # The notebook a sweep is told in when none is named after it
-DEFAULT_NOTEBOOK = {"concurrency": "03_short_prompts", "prompt_length": "05_prompt_length", "arrival_rate": "06_arrival_rate"}
+DEFAULT_NOTEBOOK = {
+    "concurrency": "03_short_prompts",
+    "prompt_length": "05_prompt_length",
+    "arrival_rate": "06_arrival_rate",
+}
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ def steps(params: RunParams, params_path: str) -> list[Step]:
 
 
 def chapters(params: RunParams, params_path: str, copies: Path) -> list[Path]:
-    """The executed copies that become chapters, in order: a sweep's last copy holds every engine, so it stands for all."""
+    """The executed copies that become chapters, in order; a sweep's last copy holds every engine and stands for all."""
     chosen: dict[tuple[str, str | None], Path] = {}
     for step in steps(params, params_path):
         copy = copies / step.copy_name
@@ -169,18 +173,27 @@ def execute(source: Path, target: Path, parameters: dict[str, Any]) -> None:
         raise ServebookError("no such notebook", str(source), "Restore notebooks/ from the repository")
     unknown = set(parameters) - set(papermill.inspect_notebook(str(source)))
     if unknown:  # papermill itself only warns, and runs with the defaults
-        raise ServebookError(f"has no parameter {', '.join(sorted(unknown))}", source.name, "Add it to the cell tagged parameters")
+        raise ServebookError(
+            f"has no parameter {', '.join(sorted(unknown))}", source.name, "Add it to the cell tagged parameters"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(target.name.replace(".ipynb", ".failed.ipynb"))
     try:
         papermill.execute_notebook(
-            str(source), str(partial), parameters, kernel_name="python3", progress_bar=False, cwd=str(source.parent),
+            str(source),
+            str(partial),
+            parameters,
+            kernel_name="python3",
+            progress_bar=False,
+            cwd=str(source.parent),
             extra_arguments=["--IPKernelApp.log_level=ERROR"],  # it warns of its own loopback sockets at every start
         )
     except (PapermillException, DeadKernelError, RuntimeError) as error:
         raise _notebook_fault(source, partial, error) from error
     cells = json.loads(partial.read_text())["cells"]
-    unrun = [i for i, c in enumerate(cells) if c["cell_type"] == "code" and c["source"] and c.get("execution_count") is None]
+    unrun = [
+        i for i, c in enumerate(cells) if c["cell_type"] == "code" and c["source"] and c.get("execution_count") is None
+    ]
     if unrun:  # a cell that calls sys.exit(0), or a kernel that died, ends a notebook that papermill calls finished
         raise ServebookError(
             f"stopped before cell {unrun[0]} without an error", source.name, f"Open {partial} to see how far it came"
@@ -193,7 +206,9 @@ def _notebook_fault(source: Path, partial: Path, error: Exception) -> ServebookE
     first_line = str(value).strip().splitlines()[0] if str(value).strip() else name
     what = first_line if name == "ServebookError" else f"{name}: {first_line}"
     return ServebookError(
-        what.rstrip("."), _failed_cell(source, partial), f"The copy up to there is {partial}; mend it and run again: what is measured is kept"
+        what.rstrip("."),
+        _failed_cell(source, partial),
+        f"The copy up to there is {partial}; mend it and run again: what is measured is kept",
     )
 
 
@@ -208,7 +223,13 @@ def _failed_cell(source: Path, partial: Path) -> str:
     index = next((i for i, c in enumerate(cells) if failed and c.get("id") == failed.get("id")), None)
     if index is None:
         return source.name
-    above = [line for c in cells[:index] if c["cell_type"] == "markdown" for line in "".join(c["source"]).splitlines() if line.startswith("#")]
+    above = [
+        line
+        for c in cells[:index]
+        if c["cell_type"] == "markdown"
+        for line in "".join(c["source"]).splitlines()
+        if line.startswith("#")
+    ]
     return f"{source.name}, cell {index + 1}" + (f" (under {above[-1].lstrip('# ')!r})" if above else "")
 
 
@@ -218,7 +239,9 @@ def _single_run(run_dir: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ServebookError("another run is writing here", str(run_dir), "Wait for it, or give this run another name") from None
+            raise ServebookError(
+                "another run is writing here", str(run_dir), "Wait for it, or give this run another name"
+            ) from None
         yield
 
 
@@ -270,7 +293,9 @@ class Progress:
             if status and status != self._last:
                 self._last = status
                 if self._tty:
-                    print(f"\r\033[K[{self._k}/{self._total}] {self._what}: {status}", end="", file=sys.stderr, flush=True)
+                    print(
+                        f"\r\033[K[{self._k}/{self._total}] {self._what}: {status}", end="", file=sys.stderr, flush=True
+                    )
                 elif status.endswith("done"):
                     self._print(f"[{self._k}/{self._total}] {status}")
 

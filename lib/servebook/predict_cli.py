@@ -25,7 +25,8 @@ def main(params_path: str, calibration: str | None, *, as_json: bool) -> int:
     """Print every predicted point; with measured points, calibrate on those at C = 1 and score the others."""
     book = Book.open(params_path)
     if calibration is None:
-        prediction, measured = predict.predict_run(book.params, book.shape, book.gpu), []
+        measured: list[dict[str, Any]] = []
+        prediction = predict.predict_run(book.params, book.shape, book.gpu)
     else:
         measured, facts = read_published(find_params(calibration))
         prediction = predict.predict_published(book.params, book.shape, book.gpu, measured, facts)
@@ -45,10 +46,14 @@ def read_published(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         frame = pd.read_csv(path)
     except (OSError, ValueError) as error:
         raise ServebookError(
-            f"cannot read measured points ({error})", str(path), "Give a CSV such as outputs/published/a40-qwen2.5-7b.csv"
+            f"cannot read measured points ({error})",
+            str(path),
+            "Give a CSV such as outputs/published/a40-qwen2.5-7b.csv",
         ) from None
     if missing := NEEDED - set(frame.columns):
-        raise ServebookError(f"lacks the columns {', '.join(sorted(missing))}", str(path), "outputs/published/README.md lists them")
+        raise ServebookError(
+            f"lacks the columns {', '.join(sorted(missing))}", str(path), "outputs/published/README.md lists them"
+        )
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
     return rows, files.read_json(path.parent / f"{path.stem}.facts.json") or {}
 
@@ -64,11 +69,15 @@ def errors(predicted: Iterable[Mapping[str, Any]], measured: Iterable[Mapping[st
                 found.setdefault((p["engine"], metric), []).append((abs(said["value"] / seen - 1), inside))
     return [
         {
-            "engine": engine, "metric": metric, "points": len(each), "mean_abs_error": sum(e for e, _ in each) / len(each),
-            "worst_error": max(e for e, _ in each), "inside_share": sum(i for _, i in each) / len(each),
+            "engine": engine,
+            "metric": metric,
+            "points": len(each),
+            "mean_abs_error": sum(e for e, _ in each) / len(each),
+            "worst_error": max(e for e, _ in each),
+            "inside_share": sum(i for _, i in each) / len(each),
         }
         for (engine, metric), each in found.items()
-    ]  # fmt: skip
+    ]
 
 
 def text(predicted: list[dict[str, Any]], measured: list[dict[str, Any]]) -> str:
@@ -81,7 +90,9 @@ def text(predicted: list[dict[str, Any]], measured: list[dict[str, Any]]) -> str
             said = p["metrics"].get(metric)
             if not said:
                 continue
-            line = f"  {name:<13}{said['value'] * scale:>10.4g}  [{said['low'] * scale:.4g}, {said['high'] * scale:.4g}]"
+            line = (
+                f"  {name:<13}{said['value'] * scale:>10.4g}  [{said['low'] * scale:.4g}, {said['high'] * scale:.4g}]"
+            )
             if seen.get(column):
                 line += f"  measured {seen[column] * scale:.4g}, {said['value'] / seen[column] - 1:+.1%}"
             lines.append(line)
@@ -89,7 +100,8 @@ def text(predicted: list[dict[str, Any]], measured: list[dict[str, Any]]) -> str
         lines.append("points at C > 1, from the C = 1 points alone:")
         for s in scored:
             lines.append(
-                f"  {s['engine']:<8}{SHOWN[s['metric']][2]:<13} mean |error| {s['mean_abs_error']:.1%}, largest {s['worst_error']:.1%}, "
+                f"  {s['engine']:<8}{SHOWN[s['metric']][2]:<13} mean |error| {s['mean_abs_error']:.1%}, "
+                f"largest {s['worst_error']:.1%}, "
                 f"{s['inside_share']:.0%} of {s['points']} inside the 80 % interval"
             )
     return "\n".join(lines)

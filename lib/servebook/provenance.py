@@ -56,7 +56,9 @@ def git_state(root: Path) -> dict[str, Any]:
 
 def locks(root: Path) -> dict[str, str]:
     """Digest of each lock file, so that a reader can tell which pins were in force."""
-    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest()[:16] for p in sorted((root / "requirements").glob("*.lock"))}
+    return {
+        p.name: hashlib.sha256(p.read_bytes()).hexdigest()[:16] for p in sorted((root / "requirements").glob("*.lock"))
+    }
 
 
 def collect(root: Path, command: list[str] | None = None) -> dict[str, Any]:

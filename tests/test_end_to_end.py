@@ -1,0 +1,182 @@
+"""The whole book once, with both real engines on this machine's CPU, and what a second command does with it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.engine
+
+QUICK = {  # the demo with fewer and shorter points: old → new
+    "run: demo": "run: quick",
+    "requests: 8}": "requests: 3}",
+    "requests: 5}": "requests: 3}",
+    "prompt_tokens: [64, 256, 512, 1024]": "prompt_tokens: [64, 256]",
+    "concurrency: [1, 2, 4, 8]": "concurrency: [1, 4]",
+    "shares_of_capacity: [0.3, 0.6]": "shares_of_capacity: [0.5]",
+    "min_requests: 12": "min_requests: 6",
+    "max_requests: 40": "max_requests: 12",
+    "min_seconds: 2": "min_seconds: 0",
+    "max_seconds: 8": "max_seconds: 6",
+}
+
+
+def servebook(*args, outputs, cwd=ROOT):
+    return subprocess.run(
+        [sys.executable, "-m", "servebook.cli", *args],
+        cwd=cwd,
+        env={**os.environ, "SERVEBOOK_OUTPUTS": str(outputs)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """(run folder, finished process) of one quick run."""
+    folder = tmp_path_factory.mktemp("end-to-end")
+    text = (ROOT / "params/demo.yaml").read_text()
+    for old, new in QUICK.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    (folder / "quick.yaml").write_text(text)
+    done = servebook("run", str(folder / "quick.yaml"), outputs=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / "quick", done
+
+
+def points_of(run):
+    return [json.loads(p.read_text()) for p in sorted(run.glob("requests/*/*/*.json"))]
+
+
+def test_every_point_of_both_engines_is_measured(finished):
+    run, _ = finished
+    points = points_of(run)
+    assert {(p["sweep"], p["engine"]) for p in points} == {
+        (s, e)
+        for s in ("calibration", "short_prompts", "long_prompts", "prompt_length", "arrival_rate")
+        for e in ("hf", "vllm")
+    }
+    assert len(points) == 2 * (2 + 2 + 2 + 2 + 1)
+    for p in points:
+        assert p["failures"] == 0 and p["requests"] > 0, (p["sweep"], p["engine"], p["point"])
+        assert p["ttft_mean_s"] > 0 and p["tpot_mean_s"] > 0
+        rows = [
+            json.loads(line) for line in (run / "requests" / p["sweep"] / p["engine"] / f"{p['point']}.jsonl").open()
+        ]
+        measured = [r for r in rows if r["phase"] == "measured"]
+        assert len(measured) == p["requests"]
+        assert all(
+            r["output_tokens"] == p["output_tokens"] and r["prompt_tokens"] == p["prompt_tokens"] for r in measured
+        )
+
+
+def test_the_batching_engine_runs_requests_together_and_the_naive_one_does_not(finished):
+    run, _ = finished
+    at = {(p["engine"], p["concurrency"]): p for p in points_of(run) if p["sweep"] == "short_prompts"}
+    assert at["hf", 4]["ttft_mean_s"] > 2 * at["hf", 1]["ttft_mean_s"]  # three others are served first
+    # wall-clock decode rate × TPOT: how many requests were decoding at once
+    decoding = {e: at[e, 4]["decode_wall_tok_per_s"] * at[e, 4]["tpot_mean_s"] for e in ("hf", "vllm")}
+    assert decoding["hf"] < 1.1
+    assert decoding["vllm"] > 1.5
+
+
+def test_predictions_were_frozen_before_what_they_predict(finished):
+    run, _ = finished
+    frozen = json.loads((run / "predictions.json").read_text())["frozen"]
+    assert [f["stage"] for f in frozen] == ["datasheet", "calibrated:hf", "calibrated:vllm"]
+    assert not any(f["late"] for f in frozen)
+    started = {
+        e: min(p["started_at"] for p in points_of(run) if p["engine"] == e and p["sweep"] != "calibration")
+        for e in ("hf", "vllm")
+    }
+    for f in frozen[1:]:
+        assert f["time_utc"][:19] <= started[f["stage"].split(":")[1]][:19]
+
+
+def test_the_engines_are_gone_and_their_facts_are_there(finished):
+    run, _ = finished
+    for name in ("hf", "vllm"):
+        facts = json.loads((run / f"engines/{name}.json").read_text())
+        assert facts["version"] and facts["startup_s"] > 0
+        assert not Path(f"/proc/{facts['pid']}").exists()
+    assert json.loads((run / "engines/vllm.json").read_text())["max_num_batched_tokens"] == 512
+
+
+def test_the_report_is_one_file_with_every_chapter_and_no_request(finished):
+    run, _ = finished
+    page = (run / "report.html").read_text()
+    assert not re.search(r"<(script|link|iframe|img)\b[^>]*\b(src|href)=[\"']?(https?:)?//", page)
+    assert "<script" not in page
+    for title in (
+        "Preflight",
+        "Prediction, in ink",
+        "Serving",
+        "Concurrency, short prompts",
+        "Concurrency, long prompts",
+        "Prompt length",
+        "Arrival rate",
+        "Analysis",
+        "What the prediction got wrong",
+    ):
+        assert title in page, title
+    assert page.count("<svg") >= 15
+    assert "Traceback" not in page and "ServebookError" not in page
+    assert str(ROOT) not in page and str(run) not in page, "a path of this machine"
+    assert (run / "social.md").read_text().strip()
+
+
+def test_a_second_run_measures_nothing_again_and_keeps_the_ink(finished):
+    run, _ = finished
+    before = {p: p.stat().st_mtime_ns for p in run.glob("requests/*/*/*")}
+    ink = (run / "predictions.json").read_bytes()
+    done = servebook("run", str(run.parent / "quick.yaml"), outputs=run.parent)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "starting" not in done.stderr
+    assert {p: p.stat().st_mtime_ns for p in run.glob("requests/*/*/*")} == before
+    assert (run / "predictions.json").read_bytes() == ink
+
+
+def test_rendering_again_gives_the_same_bytes(finished):
+    run, _ = finished
+    pages = set()
+    for _ in range(2):
+        done = servebook("report", str(run), outputs=run.parent)
+        assert done.returncode == 0, done.stderr
+        pages.add((run / "report.html").read_bytes())
+    assert len(pages) == 1
+
+
+@pytest.mark.parametrize("where", ["notebooks", "."])
+def test_a_notebook_also_runs_by_hand_through_nbconvert(finished, tmp_path, where):
+    run, _ = finished
+    text = (
+        (ROOT / "notebooks/07_analysis.ipynb").read_text().replace("params/demo.yaml", str(run.parent / "quick.yaml"))
+    )
+    (tmp_path / "07_analysis.ipynb").write_text(text)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "jupyter",
+            "nbconvert",
+            "--to",
+            "notebook",
+            "--execute",
+            str(tmp_path / "07_analysis.ipynb"),
+            "--output",
+            "done.ipynb",
+        ],
+        cwd=ROOT / where,
+        env={**os.environ, "SERVEBOOK_OUTPUTS": str(run.parent)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
