@@ -46,9 +46,21 @@ def test_a_good_point_is_valid_also_with_unknown_figures() -> None:
         ({"schedule_lag_p99_s": 0.05}, "suspect", "after they were due"),
         ({"in_flight_mean": 7.0}, "suspect", "7.00 requests were in flight on average, not 8"),
         ({"saturated": True}, "suspect", "the queue grew"),
-        ({"ttft_drift": 0.2}, "suspect", "TTFT drifted by +20.0 %"),
-        ({"ttft_ci_low_s": 0.08, "ttft_ci_high_s": 0.12}, "suspect", "not converged: mean TTFT is known to ±20.0 %"),
-        ({"gpu_throttled_share": 0.4}, "suspect", "throttled 40.0 % of the time"),
+        ({"ttft_drift": 0.2}, "suspect", "not steady: within the window drifted TTFT by +20.0 %"),
+        ({"ttft_ci_low_s": 0.08, "ttft_ci_high_s": 0.12}, "suspect", "not converged: means are known only TTFT to ±20.0 %"),
+        ({"gpu_throttled_share": 0.4}, "suspect", "slowed by heat or a hardware brake 40.0 % of the time"),
+        (
+            {"gpu_power_capped_share": 0.9, "gpu_power_limit_w": 500.0, "gpu_power_limit_default_w": 700.0},
+            "suspect", "power capped at 500 W, below the card's own 700 W, 90.0 % of the time",
+        ),
+        ({"requests": 5, "little_error": 0.3, "ttft_ci_low_s": 0.05}, "suspect", "only 5 requests of 8 clients"),
+        ({"saturated": True, "little_error": -0.3, "ttft_drift": 0.5, "in_flight_mean": 20.0}, "suspect", "saturated"),
+        ({"ttft_drift": 0.2, "ttft_ci_low_s": 0.05}, "suspect", "not steady"),
+        ({"client_loop_lag_p99_s": 0.03, "client_cpu_s": 19.0}, "suspect", "client-limited: its event loop"),
+        (
+            {"ttft_ci_low_s": 0.08, "ttft_ci_high_s": 0.12, "tpot_ci_low_s": 0.008, "tpot_ci_high_s": 0.012},
+            "suspect", "TTFT to ±20.0 %, TPOT to ±20.0 %",
+        ),
     ],
 )
 def test_a_fault_is_named(change: dict[str, Any], verdict: str, reason: str) -> None:
@@ -64,3 +76,14 @@ def test_a_figure_below_its_floor_is_invalid() -> None:
 
 def test_cache_hits_asked_for_are_no_fault() -> None:
     assert audit({**GOOD, "cache_hit_share": 0.9}, cache_expected=True) == ("valid", [])
+
+
+def test_a_card_at_its_own_power_limit_is_no_fault() -> None:
+    at_limit = {"gpu_power_capped_share": 1.0, "gpu_power_limit_w": 700.0, "gpu_power_limit_default_w": 700.0}
+    assert audit({**GOOD, **at_limit}) == ("valid", [])
+    assert audit({**GOOD, "gpu_power_capped_share": 1.0}) == ("valid", [])  # no limit told
+
+
+def test_token_counts_may_differ_by_what_came_while_the_server_was_scraped() -> None:
+    assert audit({**GOOD, "server_output_tokens": 11000})[0] == "suspect"
+    assert audit({**GOOD, "server_output_tokens": 11000, "scrape_edge_tokens": 1000})[0] == "valid"

@@ -55,6 +55,8 @@ def _invalid(p: Mapping[str, Any], floors: Mapping[str, float]) -> list[str]:
 
 
 def _suspect(p: Mapping[str, Any], cache_expected: bool) -> list[str]:
+    """One reason a cause, the gravest first: whether requests were answered, whether the counts agree, whether the
+    load was what was asked for, whether client or hardware held it back, and last how sure the means are."""
     n, failures = p.get("requests") or 0, p.get("failures") or 0
     reasons: list[str] = []
 
@@ -67,67 +69,79 @@ def _suspect(p: Mapping[str, Any], cache_expected: bool) -> list[str]:
     when(bool(p.get("hung")), f"{p.get('hung')} requests hung unanswered when the point ended")
     if not n:
         return reasons
-    little = p.get("little_error")
-    when(
-        little is not None and abs(little) > LITTLE_TOLERANCE + (p.get("little_edge") or 0.0),
-        f"Little's law is off by {_percent(little)}: rate x latency is not the number in flight",
-    )
     server, client = p.get("server_output_tokens"), p.get("client_output_tokens")
     if server is not None and client is not None:
-        # the two counts are taken up to one decode step apart
-        slack = max(COUNT_TOLERANCE * max(server, client), 2 * (p.get("concurrency") or p.get("in_flight_mean") or 1))
+        # what came while a scrape lasted, and the step under way at either end, may be on either side
+        edge = (p.get("scrape_edge_tokens") or 0) + 2 * (p.get("concurrency") or p.get("in_flight_mean") or 1)
+        slack = max(COUNT_TOLERANCE * max(server, client), edge)
         when(abs(server - client) > slack, f"the server counted {server:.0f} output tokens, the client {client:.0f}")
+    when(bool(p.get("events_over_tokens")), f"{p.get('events_over_tokens')} streams had more token events than tokens")
     hit = p.get("cache_hit_share")
     when(
         not cache_expected and hit is not None and hit > CACHE_TOLERANCE,
         f"{_percent(hit)} of prompt tokens came from the prefix cache unasked for",
     )
     when(bool(p.get("preemptions")), f"{p.get('preemptions') or 0:.0f} preemptions: the KV cache overflowed")
-    when(bool(p.get("events_over_tokens")), f"{p.get('events_over_tokens')} streams had more token events than tokens")
+    reasons += _held_back(p)
+    reasons += _uncertain(p, n)
     when(
         bool(p.get("first_event_unknown")),
         f"{p.get('first_event_unknown')} first events may carry several tokens, which is not told: one assumed",
     )
+    return reasons
+
+
+def _held_back(p: Mapping[str, Any]) -> list[str]:
+    """What kept the server from being what was measured: the client, or a GPU that was slowed down."""
+    signs = []
     lag, ttft, itl = (p.get(k) for k in ("client_loop_lag_p99_s", "ttft_p50_s", "itl_p50_s"))
-    when(
-        lag is not None and lag > LAG_FLOOR_S and (lag > LAG_SHARE * (ttft or lag) or lag > (itl or lag)),
-        f"client-limited: its event loop lagged {_ms(lag)} (p99)",
-    )
+    if lag is not None and lag > LAG_FLOOR_S and (lag > LAG_SHARE * (ttft or lag) or lag > (itl or lag)):
+        signs.append(f"its event loop lagged {_ms(lag)} (p99)")
     cpu, seconds = p.get("client_cpu_s"), p.get("seconds")
-    when(
-        bool(cpu and seconds and cpu > 0.8 * seconds),
-        f"client-limited: {_percent((cpu or 0) / (seconds or 1))} of a core",
-    )
+    if cpu and seconds and cpu > BUSY_TOLERANCE * seconds:
+        signs.append(f"it used {_percent(cpu / seconds)} of a core")
     lateness = p.get("schedule_lag_p99_s")
-    when(
-        lateness is not None and lateness > max(LAG_FLOOR_S, LAG_SHARE * (p.get("ttft_p50_s") or 0)),
-        f"client-limited: requests left {_ms(lateness)} (p99) after they were due",
+    if lateness is not None and lateness > max(LAG_FLOOR_S, LAG_SHARE * (ttft or 0)):
+        signs.append(f"requests left {_ms(lateness)} (p99) after they were due")
+    reasons = [f"client-limited: {', '.join(signs)}"] if signs else []
+    slowed = p.get("gpu_throttled_share")
+    if slowed is not None and slowed > THROTTLED_TOLERANCE:
+        reasons.append(f"GPU clocks slowed by heat or a hardware brake {_percent(slowed)} of the time")
+    capped, limit, default = (
+        p.get(k) for k in ("gpu_power_capped_share", "gpu_power_limit_w", "gpu_power_limit_default_w")
     )
-    held, asked = p.get("in_flight_mean"), p.get("concurrency")
-    when(
-        held is not None and asked is not None and held < 0.95 * asked,
-        f"{held or 0:.2f} requests were in flight on average, not {asked}",
-    )
-    when(
-        bool(p.get("saturated")),
-        "saturated: the queue grew from start to end, so latencies depend on the time measured",
-    )
+    if capped is not None and capped > THROTTLED_TOLERANCE and limit and default and limit < 0.99 * default:
+        cap = f"at {limit:.0f} W, below the card's own {default:.0f} W"
+        reasons.append(f"GPU power capped {cap}, {_percent(capped)} of the time")
+    return reasons
+
+
+def _uncertain(p: Mapping[str, Any], n: int) -> list[str]:
+    """How far the means can be trusted. What follows from a graver cause is not said again."""
+    clients, why = p.get("concurrency"), p.get("stop_reason")
+    if clients and n < clients:
+        return [f"only {n} requests of {clients} clients ended in the window: not one round ({why})"]
+    if n == 1:
+        return [f"only one request was measured ({why})"]
+    if p.get("saturated"):
+        return ["saturated: the queue grew from start to end, so latencies depend on the time measured"]
+    reasons, little = [], p.get("little_error")
+    held = p.get("in_flight_mean")
+    if held is not None and clients is not None and held < 0.95 * clients:
+        reasons.append(f"{held:.2f} requests were in flight on average, not {clients}")
+    if little is not None and abs(little) > LITTLE_TOLERANCE + (p.get("little_edge") or 0.0):
+        reasons.append(f"Little's law is off by {_percent(little)}: rate x latency is not the number in flight")
+    moving, wide = {}, {}
     for name in ("ttft", "tpot"):
-        change = p.get(f"{name}_drift")
-        when(
-            change is not None and abs(change) > DRIFT_TOLERANCE,
-            f"not steady: {name.upper()} drifted by {_percent(change, sign=True)} within the window",
-        )
-        wide = _relative_half_width(p, name)
-        when(
-            wide is not None and wide > PRECISION,
-            f"not converged: mean {name.upper()} is known to ±{_percent(wide)} only ({p.get('stop_reason')})",
-        )
-    throttled = p.get("gpu_throttled_share")
-    when(
-        throttled is not None and throttled > THROTTLED_TOLERANCE,
-        f"GPU clocks throttled {_percent(throttled)} of the time",
-    )
+        change, width = p.get(f"{name}_drift"), _relative_half_width(p, name)
+        if change is not None and abs(change) > DRIFT_TOLERANCE:
+            moving[name] = f"{name.upper()} by {_percent(change, sign=True)}"
+        elif width is not None and width > PRECISION:
+            wide[name] = f"{name.upper()} to ±{_percent(width)}"
+    if moving:
+        reasons.append(f"not steady: within the window drifted {', '.join(moving.values())}")
+    if wide:
+        reasons.append(f"not converged: means are known only {', '.join(wide.values())} ({why})")
     return reasons
 
 

@@ -39,7 +39,8 @@ POINT_KEYS = (
     "output_tok_per_s_ci_low", "output_tok_per_s_ci_high", "decode_tok_per_s", "decode_wall_tok_per_s",
     "total_tok_per_s", "in_flight_mean", "little_l", "little_error", "waiting_first_token", "server_running_mean",
     "server_waiting_mean", "cache_hit_share", "preemptions", "server_prefill_mean_s", "server_queue_mean_s",
-    "goodput_per_s", "client_gap_mean_s", "client_cpu_s", "client_loop_lag_p99_s", "started_at", "verdict", "reasons",
+    "goodput_per_s", "gpu_power_mean_w", "gpu_clock_mean_mhz", "gpu_power_capped_share", "gpu_throttled_share",
+    "client_gap_mean_s", "client_cpu_s", "client_loop_lag_p99_s", "started_at", "verdict", "reasons",
 )  # fmt: skip
 
 TEXT_KEYS = frozenset(

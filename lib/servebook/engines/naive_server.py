@@ -211,20 +211,21 @@ class NaiveServer:
                 async for token in made:
                     last = time.perf_counter()
                     count += 1
-                    first = last if count == 1 else first
+                    metrics.generated.inc()  # as it is made: a client that counts what it sees must find the same
+                    if count == 1:
+                        first = last
+                        metrics.prompt.inc(len(job.prompt))
+                        metrics.queue.observe(started - arrived)
+                        metrics.prefill.observe(first - started)
+                        metrics.ttft.observe(first - arrived)
                     yield token
             reason = "length" if count == job.max_tokens else "stop"
         finally:
             self.lock.release()
             metrics.running.dec()
             metrics.finished.labels(reason).inc()
-            metrics.generated.inc(count)
             if count:
-                metrics.prompt.inc(len(job.prompt))
-                metrics.queue.observe(started - arrived)
-                metrics.prefill.observe(first - started)
                 metrics.decode.observe(last - first)
-                metrics.ttft.observe(first - arrived)
                 metrics.e2e.observe(last - arrived)
 
 

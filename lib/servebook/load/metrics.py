@@ -36,7 +36,14 @@ _COUNTERS = {
 _OURS = {theirs: ours for table in (_GAUGES, _COUNTERS) for ours, names in table.items() for theirs in names}
 _BY_REASON = "num_requests_waiting_by_reason"
 _WANTED = re.compile(rb"^(?:\w+:)?(?:%s)(?:\{| )[^\n]*" % "|".join([*_OURS, _BY_REASON]).encode(), re.MULTILINE)
-_GPU = ("gpu_power_w", "gpu_clock_mhz", "gpu_memory_bytes", "gpu_utilization", "gpu_throttled")
+# Bits of NVML's clock event reasons. A card under full load may sit at its power cap all the time: that is how it
+# runs, and no fault unless somebody lowered the cap. Heat and the hardware's own brakes are faults.
+POWER_CAP = 0x4
+SLOWED = 0x8 | 0x20 | 0x40 | 0x80  # hardware slow-down, software thermal, hardware thermal, power brake
+_GPU = (
+    "gpu_power_w", "gpu_power_limit_w", "gpu_power_limit_default_w", "gpu_clock_mhz", "gpu_memory_bytes",
+    "gpu_utilization", "gpu_power_capped", "gpu_throttled",
+)  # fmt: skip
 SERIES_COLUMNS = ("t_s", *_GAUGES, *_COUNTERS, *_GPU)
 
 
@@ -56,7 +63,8 @@ def parse(lines: bytes) -> dict[str, float]:
 
 
 class GpuSampler:
-    """The first GPU's power, clock, memory, utilization and throttling through NVML; nothing where there is none."""
+    """The first GPU's power and its limits, clock, memory, utilization, and what holds its clock down, through NVML;
+    nothing where there is none."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -74,14 +82,15 @@ class GpuSampler:
 
     def sample(self) -> dict[str, float]:
         n, h = self._nvml, self._handle
-        # power cap and thermal slow-downs; an idle or application-set clock is no throttling
-        throttles = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
         ask: dict[str, Callable[[], float]] = {
             "gpu_power_w": lambda: n.nvmlDeviceGetPowerUsage(h) / 1e3,
+            "gpu_power_limit_w": lambda: n.nvmlDeviceGetEnforcedPowerLimit(h) / 1e3,
+            "gpu_power_limit_default_w": lambda: n.nvmlDeviceGetPowerManagementDefaultLimit(h) / 1e3,
             "gpu_clock_mhz": lambda: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM),
             "gpu_memory_bytes": lambda: n.nvmlDeviceGetMemoryInfo(h).used,
             "gpu_utilization": lambda: n.nvmlDeviceGetUtilizationRates(h).gpu / 100,
-            "gpu_throttled": lambda: int(bool(n.nvmlDeviceGetCurrentClocksThrottleReasons(h) & throttles)),
+            "gpu_power_capped": lambda: int(bool(n.nvmlDeviceGetCurrentClocksThrottleReasons(h) & POWER_CAP)),
+            "gpu_throttled": lambda: int(bool(n.nvmlDeviceGetCurrentClocksThrottleReasons(h) & SLOWED)),
         }
         values: dict[str, float] = {}
         for name, read in ask.items():
@@ -93,6 +102,7 @@ class GpuSampler:
 @dataclass
 class Sample:
     t: float  # now() at the middle of the scrape
+    took: float = 0.0
     lines: bytes = b""
     gpu: dict[str, float] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
@@ -118,7 +128,8 @@ class Scraper:
                 async with self._session.get(self._url, timeout=aiohttp.ClientTimeout(total=5)) as response:
                     page = await response.read() if response.status == 200 else b""
                 sample.lines = b"\n".join(_WANTED.findall(page))
-                sample.t = (start + self._clock()) / 2
+                sample.took = self._clock() - start
+                sample.t = start + sample.took / 2
                 # a page without a wanted line will not grow one; a scrape that failed may succeed next time
                 self._serves_metrics = bool(sample.lines)
             except (aiohttp.ClientError, OSError, TimeoutError):

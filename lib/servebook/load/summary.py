@@ -235,9 +235,10 @@ def _server(scraper: metrics.Scraper | None, tokens: Tokens, begin: float, end: 
     queries = metrics.delta(first, last, "cache_queries")
     hits = metrics.delta(first, last, "cache_hits")
     between = (before.t, after.t) if before and after else (begin, begin)
-    power = [s.gpu["gpu_power_w"] for s in inside if "gpu_power_w" in s.gpu]
-    clock = [s.gpu["gpu_clock_mhz"] for s in inside if "gpu_clock_mhz" in s.gpu]
-    throttled = [s.gpu["gpu_throttled"] for s in inside if "gpu_throttled" in s.gpu]
+
+    def gpu(name: str) -> float | None:
+        return stats.mean([s.gpu[name] for s in inside if name in s.gpu])
+
     return {
         "server_running_mean": metrics.gauge_mean(inside, "running"),
         "server_waiting_mean": metrics.gauge_mean(inside, "waiting"),
@@ -250,9 +251,15 @@ def _server(scraper: metrics.Scraper | None, tokens: Tokens, begin: float, end: 
         # both sides counted between the same two scrapes
         "server_output_tokens": metrics.delta(before, after, "generation_tokens"),
         "client_output_tokens": tokens.output(*between) if before and after else None,
-        "gpu_power_mean_w": stats.mean(power),
-        "gpu_clock_mean_mhz": stats.mean(clock),
-        "gpu_throttled_share": stats.mean(throttled),
+        # a scrape counts at some moment while it lasts: tokens that came meanwhile may be on either side
+        "scrape_edge_tokens": sum(tokens.output(s.t - s.took / 2, s.t + s.took / 2) for s in (before, after) if s),
+        "gpu_power_mean_w": gpu("gpu_power_w"),
+        "gpu_power_limit_w": gpu("gpu_power_limit_w"),
+        "gpu_power_limit_default_w": gpu("gpu_power_limit_default_w"),
+        "gpu_clock_mean_mhz": gpu("gpu_clock_mhz"),
+        "gpu_utilization_mean": gpu("gpu_utilization"),
+        "gpu_power_capped_share": gpu("gpu_power_capped"),
+        "gpu_throttled_share": gpu("gpu_throttled"),
     }
 
 
