@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -22,9 +23,12 @@ def write_text(path: Path, text: str) -> Path:
             os.fsync(f.fileno())
         scratch.replace(path)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what kept it from being written may keep it from being removed
+            scratch.unlink(missing_ok=True)
         raise ServebookError(
-            f"cannot write ({error.strerror or error})", str(path), "Free space or permissions there, then run again: what is measured is kept"
+            f"cannot write ({error.strerror or error})",
+            str(path),
+            "Free space or permissions there, then run again: what is measured is kept",
         ) from error
     return path
 
@@ -40,7 +44,9 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise ServebookError(f"cannot be read ({error})", str(path), "Remove the file; what depends on it is made again") from error
+        raise ServebookError(
+            f"cannot be read ({error})", str(path), "Remove the file; what depends on it is made again"
+        ) from error
 
 
 def plain(value: Any) -> Any:
