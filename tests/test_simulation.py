@@ -18,6 +18,9 @@ class Times:
     def mixed(self, step):
         return 0.100 + 1e-6 * step.kv_tokens
 
+    def launch(self, tokens):
+        return 0.0
+
     def frontend(self, prompt_tokens):
         return 0.002
 
@@ -98,7 +101,7 @@ def test_naive_closed_loop_is_the_fifo_rotation():
 
 def test_naive_open_loop_is_an_m_d_1_queue():
     # Pollaczek-Khinchine: mean wait = ρ·T / (2·(1 − ρ)) = 0.6·3 / 0.8
-    load = Load([Prompt(100, 10)], arrivals_s=arrivals("poisson", 0.2, 60_000, 3), warmup=1000)
+    load = Load([Prompt(100, 10)], arrivals_s=arrivals("poisson", 0.2, 60_000, 3), warmup=1000, requests=50_000)
     assert simulate_naive(Fixed(), load).mean("queue_s") == pytest.approx(2.25, rel=0.05)
 
 

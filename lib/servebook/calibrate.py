@@ -90,13 +90,15 @@ def calibrate(
     facts: Mapping[str, Any] | None = None,
     budget: int = 2048,
     gpus: int = 1,
+    captured_tokens: int = 512,
     simulated: Callable[[VllmTimes | NaiveTimes, Mapping[str, Any]], tuple[float, float]] | None = None,
     priors: dict[str, Prior] | None = None,
 ) -> Calibration:
     """Fit the constants of an engine ("naive", else vLLM's) to measured points; none: the datasheet's priors.
 
     points: measured point objects with concurrency, prompt_tokens, output_tokens, ttft_mean_s, tpot_mean_s and, where
-    known, server_prefill_mean_s and server_queue_mean_s. budget: max_num_batched_tokens. simulated: (times, point) →
+    known, server_prefill_mean_s and server_queue_mean_s. budget: max_num_batched_tokens. captured_tokens: see VllmTimes.
+    simulated: (times, point) →
     (ttft_s, tpot_s) for points at C > 1, which are left out without it. Raises ServebookError for impossible points.
     """
     naive, noisier = kind == "naive", CPU_NOISE if gpu.is_cpu else 1.0
@@ -115,7 +117,9 @@ def calibrate(
 
     def build(x: np.ndarray) -> VllmTimes | NaiveTimes:
         constants = dict(zip(names, mean + sd * x, strict=True))
-        return NaiveTimes(shape, gpu, constants, gpus) if naive else VllmTimes(shape, gpu, constants, gpus)
+        if naive:
+            return NaiveTimes(shape, gpu, constants, gpus)
+        return VllmTimes(shape, gpu, constants, gpus, captured_tokens)
 
     def misfit(x: np.ndarray) -> list[tuple[str, float, float]]:
         """(what, log(predicted / measured) or seconds, its sd)"""

@@ -39,14 +39,16 @@ class Server:
     kv_source: str = ""
     problem: str | None = None
     notes: tuple[str, ...] = ()
+    captured_tokens: int = 512  # the largest step with CUDA graphs, 0: eager
 
     @property
     def naive(self) -> bool:
         return self.kind == "naive"
 
     def times(self, constants: Mapping[str, float]) -> Times:
-        make = NaiveTimes if self.naive else VllmTimes
-        return make(self.shape, self.gpu, constants, self.gpus)
+        if self.naive:
+            return NaiveTimes(self.shape, self.gpu, constants, self.gpus)
+        return VllmTimes(self.shape, self.gpu, constants, self.gpus, self.captured_tokens)
 
     def refuses(self, prompt_tokens: int, output_tokens: int) -> str | None:
         """Why such a request is not served, None where it is."""
@@ -99,7 +101,13 @@ def server(name: str, engine: Engine, shape: ModelShape, gpu: Gpu, facts: Mappin
         max_num_batched_tokens=budget, max_num_seqs=int(seats), kv_blocks=max(tokens // block - 1, 1), block_size=block,
         async_scheduling=bool(asynchronous), prefix_caching=bool(caching),
     )  # fmt: skip
-    return Server(name, "vllm", shape, gpu, config, context, gpus, tokens, source, problem, tuple(notes))
+    # vLLM's rule for cudagraph_capture_sizes (config/vllm.py, 0.26 to 0.32)
+    captured = min(2 * int(seats), 1024 if gpu.generation == "blackwell" else 512, budget)
+    if known.get("cuda_graphs", not given.enforce_eager) is False:
+        captured = 0
+    return Server(
+        name, "vllm", shape, gpu, config, context, gpus, tokens, source, problem, tuple(notes), captured
+    )  # fmt: skip
 
 
 def _too_big(shape: ModelShape, gpu: Gpu, gpus: int) -> str:
@@ -165,10 +173,10 @@ class Scenario:
         c = spec.concurrency or 1
         least = max(load.min_requests, 2 * c)
         if spec.rate_per_s is not None:
-            count = requests or load.max_requests
-            warmup = load.warmup_requests
-            times = simulation.arrivals(spec.arrivals, spec.rate_per_s, warmup + count, seed, spec.gamma_shape)
-            return simulation.Load(self.prompts(seed), arrivals_s=times, warmup=warmup, seed=seed)
+            count, warmup = requests or load.max_requests, load.warmup_requests
+            enough = warmup + 2 * count + 200  # arrivals go on until the last measured request has ended
+            times = simulation.arrivals(spec.arrivals, spec.rate_per_s, enough, seed, spec.gamma_shape)
+            return simulation.Load(self.prompts(seed), arrivals_s=times, warmup=warmup, requests=count, seed=seed)
         if spec.fixed_requests is not None:
             warmup, count = c, spec.fixed_requests
         else:
@@ -190,13 +198,14 @@ class Scenario:
     def summarize(self, result: Result) -> Outcome:
         ttft, tpot = result.mean("ttft_s"), result.mean("tpot_s")
         rate = len(result.requests) / result.seconds if result.seconds > 0 else math.nan
+        tokens = result.output_tokens / result.seconds if result.seconds > 0 else math.nan
         tpot = 0.0 if math.isnan(tpot) else tpot
         in_flight = rate * result.mean("e2e_s")
         running = result.running_mean if self.running_gauge else in_flight - result.waiting_mean
         running = 1.0 if self.server.naive else running
         firsts = sorted(r.first_s - r.sent_s for r in result.requests)
         return Outcome(
-            ttft, tpot, result.mean("e2e_s"), rate, rate * self.spec.output_tokens, running / tpot if tpot else 0.0,
+            ttft, tpot, result.mean("e2e_s"), rate, tokens, running / tpot if tpot else 0.0,
             running, firsts[min(len(firsts) - 1, int(0.99 * len(firsts)))] if firsts else math.nan,
             self._window(result), len(result.requests), result.preemptions,
         )  # fmt: skip

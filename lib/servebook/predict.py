@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ __all__ = ["Forecaster", "freeze", "plan", "plan_text", "predict_published", "pr
 
 SEEDS = (1, 2)
 SAMPLES = 12
+OPEN_REQUESTS = 600  # of an open loop, whose figures depend on how its arrivals happen to bunch
 # relative sd of what the form gets wrong: at C = 1 on a calibrated shape, and elsewhere
 DISCREPANCY = {"ttft_s": (0.02, 0.05), "tpot_s": (0.012, 0.035)}
 CPU_DISCREPANCY = 5.0  # a shared CPU varies that much more
@@ -57,12 +58,21 @@ class Forecaster:
         if refusal:
             return out | {"metrics": {}, "wall_s": 0.0, "breakdown": {}, "fits": False, "note": refusal}
         scenario = Scenario(self.server, spec, self.load, hit_share, self.running_gauge)
-        c = spec.concurrency or 8
-        count = None if spec.fixed_requests else whole_rounds(max(120, 3 * c), spec.concurrency)
+        c = spec.concurrency or 1
+        few, count = whole_rounds(40, spec.concurrency), whole_rounds(max(120, 3 * c), spec.concurrency)
+        if spec.rate_per_s is not None:
+            few, count = self.load.max_requests, max(self.load.max_requests, OPEN_REQUESTS)
+        elif spec.fixed_requests:
+            count = None
         first = scenario.simulate(self.best, SEEDS[0], count, log=True)
         outcomes = [scenario.summarize(first), *(scenario.outcome(self.best, s, count) for s in SEEDS[1:])]
         central = average(outcomes)
-        few = whole_rounds(40, spec.concurrency)
+        if spec.rate_per_s is not None:
+            # a simulated window happens to hold more or fewer arrivals than the rate asks for
+            share = spec.rate_per_s / central.request_rate_per_s
+            central = replace(
+                central, request_rate_per_s=spec.rate_per_s, output_tok_per_s=central.output_tok_per_s * share
+            )
         drawn = [scenario.outcome(t, 100 + i, few) for i, t in enumerate(self._drawn)]
         parts = explain.breakdown(scenario, self.best, central, first)
         notes = [*self.server.notes]
@@ -137,8 +147,9 @@ def forecaster(
 
     own = [p for p in measured if p.get("engine") in (None, name)]
     calibration = calibrate(
-        kind, shape, gpu, own, facts=known, budget=s.config.max_num_batched_tokens, gpus=s.gpus, simulated=simulated
-    )
+        kind, shape, gpu, own, facts=known, budget=s.config.max_num_batched_tokens, gpus=s.gpus,
+        captured_tokens=s.captured_tokens, simulated=simulated,
+    )  # fmt: skip
     prompts = frozenset(int(p["prompt_tokens"]) for p in own) if calibration.stage == "calibrated" else frozenset()
     return Forecaster(s, calibration, params.load, samples, params.load.seed, prompts)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,10 @@ class StepTimes(Protocol):
         """(a, b): a pure decode step takes a + b · kv_tokens."""
 
     def mixed(self, step: Step) -> float:
-        """A step that also prefills."""
+        """What the GPU takes for a step that also prefills."""
+
+    def launch(self, tokens: int) -> float:
+        """What the host takes to launch such a step of so many tokens; the engine does nothing else meanwhile."""
 
     def frontend(self, prompt_tokens: int) -> float:
         """HTTP, JSON, tokenizing and hashing before a request reaches the engine."""
@@ -43,8 +47,9 @@ class Load:
     """What the clients do. Closed loop: `concurrency` clients, each waiting gap + U(0, jitter) between its requests,
     the jitter held under jitter_cap of the mean latency as the real client does. Open loop: arrivals_s.
 
-    prompts are taken in turn. A closed loop drops the first `warmup` completions and ends with the `requests`-th after
-    them or at max_seconds, without draining; an open loop measures by arrival and waits for the last.
+    prompts are taken in turn. The window opens with the `warmup`-th completion and closes with the `requests`-th after
+    it or at max_seconds. A closed loop measures what completes in it, without draining; an open loop what arrives in
+    it, and waits for the last while arrivals go on. Without enough arrivals its window ends with the last of them.
     """
 
     prompts: Sequence[Prompt]
@@ -79,6 +84,7 @@ class Result:
     wall_s: float
     running_mean: float
     waiting_mean: float
+    output_tokens: float  # that arrived in the window
     preemptions: int = 0
     complete: bool = True  # every request that was asked for was measured
     log: list[LogEntry] = field(default_factory=list)
@@ -126,9 +132,11 @@ class _Clients:
         self.load, self.rng = load, random.Random(load.seed)
         self.due: list[tuple[float, int, Request]] = []  # (sent_s, id, request)
         self.measured: list[Request] = []
-        self.ended = self._sent = 0
+        self.finished: list[Request] = []  # of an open loop, measured or not
+        self.ended = self._sent = self._arriving = 0
         self._e2e_sum = 0.0
-        self.window_start = 0.0 if load.warmup == 0 or load.concurrency is None else math.nan
+        self.window_start = 0.0 if load.warmup == 0 else math.nan
+        self.window_end = math.nan
         self.last_s = 0.0
         self.over = False
         if load.concurrency is None:
@@ -152,9 +160,7 @@ class _Clients:
         r.end_s = self.last_s = at
         self.ended += 1
         if load.concurrency is None:
-            if r.id >= load.warmup:
-                self.measured.append(r)
-            self.over = self.over or self.ended == self._sent
+            self._arrived(r, at)
             return
         if self.ended > load.warmup:
             self.measured.append(r)
@@ -167,17 +173,41 @@ class _Clients:
         jitter = min(load.jitter_s, load.jitter_cap * self._e2e_sum / self.ended)
         self._send(at + load.gap_s + self.rng.uniform(0, jitter), r.client)
 
+    def _arrived(self, r: Request, at: float) -> None:
+        """The open loop's rules, those of the real client."""
+        load, times = self.load, self.load.arrivals_s
+        self.finished.append(r)
+        if self.ended == load.warmup:
+            self.window_start = at
+        if r.sent_s >= self.window_start and not r.sent_s > self.window_end:
+            self.measured.append(r)
+        if self.window_end != self.window_end and len(self.measured) >= load.requests:
+            self.window_end = at
+            self._arriving = bisect_right(times, at) - bisect_left(times, self.window_start)
+        self.over = self.ended == self._sent or (self.window_end == self.window_end and len(self.measured) == self._arriving)
+
     def result(self, wall_s: float, gauge: list[tuple[float, int, int]], **more: Any) -> Result:
-        load, start, end = self.load, self.window_start, self.last_s
-        if load.concurrency is None:
-            inside = [r.sent_s for r in self.measured]
-            start, end = (min(inside), max(r.end_s for r in self.measured)) if inside else (0.0, 0.0)
-            complete = len(self.measured) == max(len(load.arrivals_s) - load.warmup, 0)
-        else:
-            complete = len(self.measured) >= load.requests
+        start, end = self.window_start, self.last_s
+        complete = len(self.measured) >= self.load.requests
+        if self.load.concurrency is None:
+            if self.window_end == self.window_end:
+                end = self.window_end
+            elif self.over and self.load.arrivals_s:
+                end, complete = self.load.arrivals_s[-1], True
         start = min(start, end) if start == start else end
+        if self.load.concurrency is None:
+            tokens = sum(_tokens(r, start, end) for r in self.finished)
+        else:
+            tokens = float(sum(r.output_tokens for r in self.measured))
         running, waiting = _time_means(gauge, start, end)
-        return Result(self.measured, (start, end), wall_s, running, waiting, complete=complete, **more)
+        return Result(self.measured, (start, end), wall_s, running, waiting, tokens, complete=complete, **more)
+
+
+def _tokens(r: Request, start: float, end: float) -> float:
+    """Output tokens of a finished request that arrived in [start, end], evenly spread after the first."""
+    tokens = float(start <= r.first_s <= end)
+    span = max(0.0, min(r.end_s, end) - max(r.first_s, start))
+    return tokens + (span / (r.end_s - r.first_s) * (r.output_tokens - 1) if span else 0.0)
 
 
 def _time_means(gauge: list[tuple[float, int, int]], start: float, end: float) -> tuple[float, float]:
@@ -242,10 +272,13 @@ def simulate(config: SchedulerConfig, times: StepTimes, load: Load, *, skip: boo
             else:
                 start = max(gpu_free, now)
                 if step.chunks:
-                    for r, _, _, _ in step.chunks:
+                    tokens = step.decodes
+                    for r, new, _, _ in step.chunks:
+                        tokens += new
                         if r.scheduled_s < 0:
                             r.scheduled_s = start
-                    gpu_free = start + times.mixed(step)
+                    now += times.launch(tokens)  # hidden as far as the GPU still runs the step before
+                    gpu_free = max(start + times.mixed(step), now)
                 else:
                     a, b = times.decode(step.decodes, step.kv_tokens)
                     gpu_free = start + a + b * step.kv_tokens

@@ -6,6 +6,11 @@ W: weight bytes streamed, F: linear FLOPs and LM head of the step, BW = bandwidt
 × datasheet, R_a = attention share × datasheet. decode_attention is K/BW (K: KV bytes read) in a pure decode step; in a
 step that also prefills it is max(K/BW, rows · its FLOPs / R_a): FlashAttention-2 splits the KV and packs the query
 heads of a group only when the longest query is one token, so each decode token fills a query tile of `rows` rows.
+
+That is the GPU's time. A step is over no sooner than the host has launched it, which takes layers × layer_launch_s
+kernel by kernel, piecewise_share of it where CUDA graphs replay all but the attention (a step that prefills, of no more
+tokens than the largest captured size), and next to nothing where one graph replays the whole step (pure decode). The
+launch floors were found on the H200 run of 2026-11-29 (outputs/reference), whose 512-token prompts they decide.
 """
 
 from __future__ import annotations
@@ -43,9 +48,9 @@ def vllm_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object] | None 
     tile = f"FlashAttention-2 fills a 64-row tile a decode token, at part of a prompt's efficiency; {BOTH_TABLES}"
     packed = "FlashAttention-3, FlashInfer and Triton pack a group's query heads in mixed steps too"
     layer_s = {"hopper": 35e-6, "blackwell": 30e-6, "ada": 55e-6}.get(gpu.generation, 65e-6)
-    if facts.get("cuda_graphs") is False:
-        layer_s += 250e-6
     host = 0.0004 + shape.layers * layer_s
+    eager = "a layer's kernels and their Python, one by one: the host's speed, not the GPU's; an H200 run's 0.5 to 0.9 ms"
+    piecewise = "the attention is launched as ever, the rest as one graph a layer; an H200 run's 14 of 22 ms"
     return {
         "bandwidth_share": Prior(0.80, 0.05, 0.5, 0.95, "streaming kernels reach 75–92 % of the datasheet's bandwidth"),
         "matmul_share": Prior(0.70, 0.10, 0.25, 0.95, "large GEMMs under a power cap reach 55–85 % of dense peak"),
@@ -53,6 +58,8 @@ def vllm_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object] | None 
         "attention_share": Prior(0.45, 0.10, 0.1, 0.8, "FlashAttention's causal prefill reaches 40–60 % of dense peak"),
         "mixed_rows": Prior(90, 10, 16, 128, tile) if tiled else Prior(1.2, 0.4, 1, 8, packed),
         "host_s": Prior(host, 0.3 * host, 0.0, 5 * host, "sampling, and ramps and tails of a layer's kernels", "s"),
+        "layer_launch_s": Prior(0.0007, 0.0002, 5e-5, 0.005, eager, "s"),
+        "piecewise_share": Prior(0.65, 0.12, 0.1, 1.0, piecewise),
         "host_per_sequence_s": Prior(5e-6, 3e-6, 0.0, 1e-4, "scheduling and output handling a running request", "s"),
         "frontend_request_s": Prior(0.004, 0.003, 0.0, 0.1, "HTTP, JSON and the way through the engine's queues", "s"),
         "frontend_token_s": Prior(1.5e-6, 1.5e-6, 0.0, 3e-5, "parsing, validating and hashing prompt tokens", "s"),
@@ -126,10 +133,18 @@ class _Model:
 
 
 class VllmTimes(_Model):
-    """Step times of vLLM for given constants (see vllm_priors). Implements simulation.StepTimes."""
+    """Step times of vLLM for given constants (see vllm_priors). Implements simulation.StepTimes.
 
-    def __init__(self, shape: ModelShape, gpu: Gpu, constants: Mapping[str, float], gpus: int = 1) -> None:
+    captured_tokens: the largest step that CUDA graphs were captured for, 0 without graphs (eager mode).
+    """
+
+    def __init__(
+        self, shape: ModelShape, gpu: Gpu, constants: Mapping[str, float], gpus: int = 1, captured_tokens: int = 512
+    ) -> None:
         super().__init__(shape, gpu, constants, gpus)
+        self.captured_tokens = captured_tokens
+        self.launch_s = shape.layers * constants.get("layer_launch_s", 0.0)  # a CPU launches nothing ahead
+        self.piecewise_s = self.launch_s * constants.get("piecewise_share", 1.0)
         self.sequence_s = constants["host_per_sequence_s"]
         self.mixed_token_s = max(self.kv_token_s, constants["mixed_rows"] * self.pair_s)
         self._decode: dict[int, tuple[float, float]] = {}
@@ -142,14 +157,20 @@ class VllmTimes(_Model):
             fixed = self.host_s + decodes * self.sequence_s + self.linear(compute)
             found = self._decode[decodes] = fixed, self.kv_token_s
         shape = self.shape
-        if shape.sliding_window is None or kv_tokens <= decodes * shape.sliding_window:
-            return found
-        full = 1 - shape.sliding_layers / shape.layers
-        windowed = (1 - full) * decodes * shape.sliding_window * self.kv_token_s
-        return found[0] + windowed, full * self.kv_token_s
+        if shape.sliding_window is not None and kv_tokens > decodes * shape.sliding_window:
+            full = 1 - shape.sliding_layers / shape.layers
+            windowed = (1 - full) * decodes * shape.sliding_window * self.kv_token_s
+            found = found[0] + windowed, full * self.kv_token_s
+        if decodes > self.captured_tokens and self.launch_s > found[0] + found[1] * kv_tokens:
+            return self.launch_s, 0.0
+        return found
+
+    def launch(self, tokens: int) -> float:
+        """Seconds that the host takes to launch a step of so many tokens that prefills; the step ends no sooner."""
+        return self.piecewise_s if tokens <= self.captured_tokens else self.launch_s
 
     def mixed(self, step: Step) -> float:
-        """Seconds of a step that prefills (and may decode)."""
+        """Seconds that the GPU takes for a step that prefills (and may decode)."""
         tokens, samples, attention = step.decodes, step.decodes, 0.0
         for _, new, before, last in step.chunks:
             tokens += new
@@ -170,7 +191,8 @@ class VllmTimes(_Model):
 
         weights: reading them; compute: GEMMs of the decodes beyond what the weight reads hide; prefill: what the
         chunks add (GEMMs and attention); kv_reads: the decodes' own; mixed_attention: what their attention costs
-        beyond that because the step prefills; host.
+        beyond that because the step prefills; host; launch: what a step beyond its graphs waits for the host.
+        With chunks the host's launch is left out: how much of it the step before hides is the simulation's to say.
         """
         attended = self._attended(decodes, kv_tokens)
         host = self.host_s + (decodes + len(chunks)) * self.sequence_s
@@ -180,7 +202,7 @@ class VllmTimes(_Model):
         compute = own + new * self.token_s + sum(c[2] for c in chunks) * self.sample_s
         attention = sum(self.prefill_attention(c[1], c[0]) for c in chunks)
         token_s = self.mixed_token_s if chunks else self.kv_token_s
-        return {
+        parts = {
             "weights": self.weights_s,
             "compute": alone - self.weights_s,
             "kv_reads": attended * self.kv_token_s,
@@ -188,17 +210,26 @@ class VllmTimes(_Model):
             "prefill": self.linear(compute) - alone + attention,
             "host": host,
         }
+        if not chunks and decodes > self.captured_tokens:
+            parts["launch"] = max(0.0, self.launch_s - sum(parts.values()))
+        return parts
 
     def first_token(self, prompt_tokens: int, budget: int) -> float:
         """Seconds from the first scheduled step to the first token, alone on the server."""
-        total, before = 0.0, 0
+        total, launched, before = 0.0, 0.0, 0
         while before < prompt_tokens:
             new = min(budget, prompt_tokens - before)
             last = before + new == prompt_tokens
             compute = new * self.token_s + last * self.sample_s
             total += self.host_s + self.sequence_s + self.linear(compute) + self.prefill_attention(before, new)
+            launched += self.launch(new)  # ahead of the GPU where that is slower
+            total = max(total, launched)
             before += new
         return total
+
+    def launch_bound(self, prompt_tokens: int, budget: int) -> bool:
+        """Whether the first token of a lone prompt waits for the host rather than for the GPU."""
+        return self.first_token(prompt_tokens, budget) < 1.001 * self.launch(min(prompt_tokens, budget))
 
     def per_token(self, prompt_tokens: int, output_tokens: int) -> float:
         """Mean seconds an output token after the first, alone on the server."""
