@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from .. import score
 from . import words
-from .style import LIGHT, EngineStyle, engine_order, engine_styles
+from .style import LIGHT, EngineStyle, engine_order, engine_styles, place_last
 
 
 @dataclass(frozen=True)
@@ -168,23 +168,32 @@ def label_ends(ax: Axes, ends: Sequence[tuple[str, float, float]], data: Data, g
     """Names right of the lines' ends, pushed apart where they would overlap. Call after the scales are set."""
     figure = ax.figure
     assert isinstance(figure, Figure)
-    figure.draw_without_rendering()
-    to_points = 72 / figure.dpi
-    places = [ax.transData.transform((x, y)) * to_points for _, x, y in ends]
-    heights = {i: float(place[1]) for i, place in enumerate(places)}
-    for _ in range(50):
-        for i in heights:
-            for j in heights:
-                near = abs(places[i][0] - places[j][0]) < 60
-                if i < j and near and (short := gap_pt - abs(heights[i] - heights[j])) > 1e-6:
-                    up, down = (i, j) if places[i][1] >= places[j][1] else (j, i)
-                    heights[up] += short / 2
-                    heights[down] -= short / 2
-    for i, (name, x, y) in enumerate(ends):
+    # where a line goes on as a prediction, its name stands above it
+    last = max((x for _, x, _ in ends), default=0.0)
+    names = [
         ax.annotate(
-            name, (x, y), (9, heights[i] - places[i][1]), textcoords="offset points", va="center", ha="left",
+            name, (x, y), (9, 0 if x == last else 8), textcoords="offset points", va="center", ha="left",
             color=data.styles[name.removesuffix(" (predicted)")].colour, fontweight="bold", annotation_clip=False,
-        )  # fmt: skip
+        )
+        for name, x, y in ends
+    ]  # fmt: skip
+
+    def push_apart() -> None:
+        to_points = 72 / figure.dpi
+        places = [ax.transData.transform((x, y)) * to_points for _, x, y in ends]
+        heights = [float(place[1]) + name.xyann[1] for place, name in zip(places, names, strict=True)]
+        for _ in range(50):
+            for i in range(len(ends)):
+                for j in range(i + 1, len(ends)):
+                    near = abs(places[i][0] - places[j][0]) < 60
+                    if near and (short := gap_pt - abs(heights[i] - heights[j])) > 1e-6:
+                        up, down = (i, j) if places[i][1] >= places[j][1] else (j, i)
+                        heights[up] += short / 2
+                        heights[down] -= short / 2
+        for name, place, height in zip(names, places, heights, strict=True):
+            name.xyann = (9, height - float(place[1]))
+
+    place_last(figure, push_apart)
 
 
 def key(ax: Axes, data: Data, narrow: bool, extra: Sequence[Any] = (), band: bool = True) -> None:

@@ -12,10 +12,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
 
 from . import lines, words
 from .lines import DECODE, E2E, TPOT, TTFT, Data, Metric
-from .style import LIGHT, Canvas, FigureText, chart, plain_log, y_axis
+from .style import LIGHT, Canvas, FigureText, chart, place_last, plain_log, y_axis
 
 
 def _workload(data: Data) -> str:
@@ -138,7 +139,7 @@ def latency_throughput(
         tail = own.dropna(subset=["e2e_p99_s"])
         ax.plot(tail["output_tok_per_s"], tail["e2e_p99_s"], color=look.colour, linewidth=1, alpha=0.75, zorder=2)
         ax.plot(tail["output_tok_per_s"], tail["e2e_p99_s"], "_", color=look.colour, markersize=9, markeredgewidth=2)
-        _number_points(ax, own, "output_tok_per_s", "e2e_p50_s", "concurrency", LIGHT["muted"])
+        _number_points(ax, own, "output_tok_per_s", "e2e_p50_s", "concurrency")
         last = own.iloc[-1]
         ends.append((engine, float(last["output_tok_per_s"]), float(last["e2e_p50_s"])))
         top = own.loc[own["output_tok_per_s"].idxmax()]
@@ -154,6 +155,7 @@ def latency_throughput(
     ax.set_xlim(left=0)
     y_axis(ax, "Request latency", "s", log=True)
     ax.set_xlabel("Output tokens/s, all requests together")
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: words.label(v)))
     p99 = Line2D([], [], color=LIGHT["muted"], marker="_", markersize=8, linewidth=1, label="p99")
     lines.key(ax, data, canvas.narrow, [p99], band=False)
     _name_curves(ax, ends, data)
@@ -188,7 +190,7 @@ def frontier(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage
             continue
         ax.plot(own["user"], own["output_tok_per_s"], color=look.colour, zorder=3)
         lines.marks(ax, own, "user", "output_tok_per_s", look)
-        _number_points(ax, own, "user", "output_tok_per_s", "concurrency", LIGHT["muted"])
+        _number_points(ax, own, "user", "output_tok_per_s", "concurrency", above=True)
         first, top = own.iloc[0], own.loc[own["output_tok_per_s"].idxmax()]
         ends.append((engine, float(top["user"]), float(top["output_tok_per_s"])))
         clause = f"{engine} gives one user {words.number(first['user'])} tok/s at C = {first['concurrency']:.0f}"
@@ -202,11 +204,14 @@ def frontier(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage
             f"C = {r['concurrency']:.0f}: {words.number(r['user'])} tok/s a user, "
             f"{words.number(r['output_tok_per_s'])} tok/s in all" for _, r in own.iterrows()) + ".")  # fmt: skip
     ax.set_xlim(left=0)
-    ax.set_ylim(bottom=0)
-    ax.set_xlabel("Tokens/s of one user while decoding (1 / TPOT)")
-    y_axis(ax, "Output tokens/s of the server", "", log=False)
+    peaks = rows.groupby("engine")["output_tok_per_s"].max()
+    log = bool(peaks.max() > 20 * peaks.min() > 0)  # else one engine would lie on the axis
+    if not log:
+        ax.set_ylim(bottom=0)
+    ax.set_xlabel("Tokens/s of one user (1 / TPOT)" if canvas.narrow else "Tokens/s of one user while decoding (1 / TPOT)")
+    y_axis(ax, "Output tokens/s of the server", "", log=log)
     lines.key(ax, data, canvas.narrow, band=False)
-    _name_curves(ax, ends, data)
+    _name_curves(ax, ends, data, up=13)
     figure.servebook = FigureText(  # type: ignore[attr-defined]
         f"frontier-{sweep}", title + _workload(data), lines.sentence(found),
         f"Line chart of the server's output tokens per second over one user's decode rate. {' '.join(alt)}",
@@ -223,18 +228,33 @@ def _pairs(data: Data, engine: str, first: str, second: str) -> pd.DataFrame:
     return wide[[first, second]].dropna().sort_index()
 
 
-def _number_points(ax: Any, rows: pd.DataFrame, x: str, y: str, number: str, colour: str) -> None:
-    for _, row in rows.iterrows():
+def _number_points(ax: Any, rows: pd.DataFrame, x: str, y: str, number: str, *, above: bool = False) -> None:
+    """A point's number beside it, left out where it would lie on the one before."""
+    places = rows[[x, y]].to_numpy(dtype=float)
+    labels = [
         ax.annotate(
-            f"{row[number]:.0f}", (row[x], row[y]), (5, -10), textcoords="offset points", ha="left", fontsize=7.5,
-            color=colour, annotation_clip=False,
-        )  # fmt: skip
+            f"{value:.0f}", place, (6, 4 if above else -10), textcoords="offset points", ha="left", fontsize=7.5,
+            color=LIGHT["muted"], annotation_clip=False,
+        )
+        for value, place in zip(rows[number], places, strict=True)
+    ]  # fmt: skip
+
+    def thin_out() -> None:
+        at = ax.transData.transform(places) * 72 / ax.figure.dpi
+        kept: list[Any] = []
+        for label, place in zip(labels, at, strict=True):
+            if any(abs(place[0] - k[0]) < 13 and abs(place[1] - k[1]) < 9 for k in kept):
+                label.set_visible(False)
+            else:
+                kept.append(place)
+
+    place_last(ax.figure, thin_out)
 
 
-def _name_curves(ax: Any, ends: list[tuple[str, float, float]], data: Data) -> None:
+def _name_curves(ax: Any, ends: list[tuple[str, float, float]], data: Data, up: int = 4) -> None:
     for name, x, y in ends:
         if np.isfinite(x) and np.isfinite(y):
             ax.annotate(
-                name, (x, y), (9, 4), textcoords="offset points", ha="left", va="bottom", fontweight="bold",
+                name, (x, y), (9, up), textcoords="offset points", ha="left", va="bottom", fontweight="bold",
                 color=data.styles[name].colour, annotation_clip=False,
             )  # fmt: skip
