@@ -10,7 +10,9 @@ own process is pinned to one core, each client with all its children to another.
 
 Columns: CPU seconds of the client per 1,000 streamed tokens while it streamed; command to first request and last token
 to exit, seconds; peak memory of its process tree; TTFT p50 and TPOT p99 as it reports them and as the server saw them,
-ms; share of the time that a full closed loop's requests were in flight at the server (occupancy).
+ms; share of the time that a full closed loop's requests were in flight at the server (occupancy); share of the machine
+that neither client nor server used while it streamed, but somebody else did (others: above 5 % a run is not clean).
+With --repeat, clients take turns and the medians of each one's clean runs follow, with servebook's ratio to them.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ import psutil
 
 ROOT = Path(__file__).parents[1]
 PROMPT, OUTPUT = 128, 64
+CLEAN = 0.05
 Command = tuple[list[str], Callable[[], dict[str, float]]]
 VLLM_BENCH = (
     "from vllm.benchmarks.serve import add_cli_args, main\n"
@@ -165,6 +168,7 @@ def run(o: argparse.Namespace, name: str, c: int, n: int, scratch: Path) -> dict
         ["taskset", "-c", str(o.client_core), *command], env=environment, cwd=out, stdout=log, stderr=subprocess.STDOUT
     )
     begun = samples[0][0]
+    machine: list[tuple[float, float]] = []  # busy seconds of all cores less the server's
 
     def watch() -> None:
         while not stop.wait(0.1):
@@ -176,6 +180,9 @@ def run(o: argparse.Namespace, name: str, c: int, n: int, scratch: Path) -> dict
                 except psutil.Error:
                     continue
             if memory:
+                busy, served = psutil.cpu_times(), o.server.cpu_times()
+                total = sum(busy) - busy.idle - busy.iowait - busy.guest - busy.guest_nice
+                machine.append((time.monotonic(), total - served.user - served.system))
                 samples.append((time.monotonic(), cpu))
                 peak[0] = max(peak[0], memory)
 
@@ -193,11 +200,16 @@ def run(o: argparse.Namespace, name: str, c: int, n: int, scratch: Path) -> dict
     begin, end = first + 0.2 * (last - first), first + 0.8 * (last - first)
     changes = [(t, 1) for t in truth["arrived_s"]] + [(t, -1) for t in truth["left_s"]]
     full = sum(k * (end - max(t, begin)) for t, k in changes if t < end) / (end - begin) / c
+    used = _cpu_at(samples, last) - _cpu_at(samples, first)
+    others = _cpu_at(machine, last) - _cpu_at(machine, first) - used
     return {
         "client": name,
         "c": c,
         "requests": truth["requests"],
-        "cpu_s_per_1k": 1e3 * (_cpu_at(samples, last) - _cpu_at(samples, first)) / truth["tokens"],
+        "true_tok_s": truth["tokens"] / (last - first),
+        "others": max(0.0, others / (last - first) / (os.cpu_count() or 1)),
+        "load_1m": os.getloadavg()[0],
+        "cpu_s_per_1k": 1e3 * used / truth["tokens"],
         "first_request_s": first - begun,
         "exit_s": exited - last,
         "peak_mb": peak[0] / 1e6,
@@ -242,9 +254,31 @@ def show(r: dict[str, Any]) -> None:
         f"{r['client']:>10} {r['c']:>5} {r['cpu_s_per_1k']:>9.4f} {r['first_request_s']:>8.2f} {r['exit_s']:>6.2f}"
         f" {r['peak_mb']:>8.0f} {r['said_ttft_p50']:>9.1f} / {r['true_ttft_p50']:<7.1f}"
         f" {r['said_tpot_p99']:>7.2f} / {r['true_tpot_p99']:<7.2f} {100 * r['occupancy']:>6.1f} {r['max_live']:>5}"
-        f" {r['said_tok_s']:>9.0f}",
+        f" {r['said_tok_s']:>9.0f} {r['true_tok_s']:>9.0f} {100 * r['others']:>7.1f} {r['load_1m']:>5.1f}",
         flush=True,
     )
+
+
+def medians(rows: list[dict[str, Any]]) -> None:
+    """Each client's median over its clean runs (all of them, marked, where none was clean)."""
+    groups: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for r in rows:
+        if "failed" not in r:
+            groups.setdefault((r["c"], r["client"]), []).append(r)
+    print("medians of the runs in which others used less than 5 % of the machine")
+    ours: dict[int, dict[str, Any]] = {}
+    for (c, name), group in sorted(groups.items(), key=lambda g: (g[0][0], list(CLIENTS).index(g[0][1]))):
+        clean = [r for r in group if r["others"] < CLEAN]
+        numbers = [k for k, v in group[0].items() if isinstance(v, int | float)]
+        r = {"client": name, **{k: float(np.median([r[k] for r in clean or group])) for k in numbers}}
+        r |= {"c": c, "max_live": int(r["max_live"])}
+        show(r)
+        ours = ours | {c: r} if name == "servebook" else ours
+        note = f"{len(clean)} of {len(group)} runs clean" if clean else f"NOT CLEAN, all {len(group)} runs"
+        if name != "servebook" and c in ours:
+            cpu, rate = (ours[c][k] / r[k] for k in ("cpu_s_per_1k", "true_tok_s"))
+            note += f"; servebook / {name}: CPU {cpu:.2f}, tokens/s {rate:.2f}"
+        print(f"{'':>16}  {note}")
 
 
 def main() -> None:
@@ -255,6 +289,7 @@ def main() -> None:
     p.add_argument("--only", help="clients, comma-separated")
     p.add_argument("--concurrency", default="64,256")
     p.add_argument("--rounds", type=int, default=10, help="requests = rounds x C")
+    p.add_argument("--repeat", type=int, default=1)
     p.add_argument("--jitter", type=float, default=0.05)
     p.add_argument("--no-gap", action="store_true", help="a server without pauses: how fast can each client read")
     p.add_argument("--arrivals", action="store_true", help="instead: how regular servebook's arrivals are")
@@ -266,7 +301,8 @@ def main() -> None:
     names = o.only.split(",") if o.only else [n for n in CLIENTS if n in ("servebook", "vllm") or getattr(o, n)]
     pace = ["ttft_s=0", "itl_s=0"] if o.no_gap else ["ttft_s=0.05", "itl_s=0.01"]
     pin = ["taskset", "-c", str(o.server_core)]
-    server = subprocess.Popen([*pin, sys.executable, str(ROOT / "tests/mock_server.py"), "--port", str(o.port), *pace])
+    server = psutil.Popen([*pin, sys.executable, str(ROOT / "tests/mock_server.py"), "--port", str(o.port), *pace])
+    o.server = server
     try:
         for _ in range(100):
             try:
@@ -280,13 +316,19 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             o.tokenizer = tokenizer(Path(scratch) / "tokenizer") if names != ["servebook"] else None
             print(f"{'client':>10} {'C':>5} {'CPU s/1k':>9} {'first s':>8} {'exit s':>6} {'peak MB':>8}", end="")
-            print(f" {'TTFT p50 said / true':>19} {'TPOT p99 said / true':>19} {'occ. %':>6} {'live':>5} {'tok/s':>9}")
+            print(
+                f" {'TTFT p50 said / true':>19} {'TPOT p99 said / true':>19} {'occ. %':>6} {'live':>5} {'tok/s':>9}",
+                end="",
+            )
+            print(f" {'tok/s':>9} {'true':>9} {'others%':>7} {'load':>5}")
             rows = []
-            for c in map(int, o.concurrency.split(",")):
+            for c in [int(c) for c in o.concurrency.split(",")] * o.repeat:
                 for name in names:
                     n = 2048 if o.no_gap else o.rounds * c
                     rows.append(run(o, name, c, n, Path(scratch)))
                     show(rows[-1])
+            if o.repeat > 1:
+                medians(rows)
         if o.json:
             o.json.write_text(json.dumps(rows, indent=1))
     finally:

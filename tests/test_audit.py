@@ -47,11 +47,16 @@ def test_a_good_point_is_valid_also_with_unknown_figures() -> None:
         ({"in_flight_mean": 7.0}, "suspect", "7.00 requests were in flight on average, not 8"),
         ({"saturated": True}, "suspect", "the queue grew"),
         ({"ttft_drift": 0.2}, "suspect", "not steady: within the window drifted TTFT by +20.0 %"),
-        ({"ttft_ci_low_s": 0.08, "ttft_ci_high_s": 0.12}, "suspect", "not converged: means are known only TTFT to ±20.0 %"),
+        (
+            {"ttft_ci_low_s": 0.08, "ttft_ci_high_s": 0.12},
+            "suspect",
+            "not converged: means are known only TTFT to ±20.0 %",
+        ),
         ({"gpu_throttled_share": 0.4}, "suspect", "slowed by heat or a hardware brake 40.0 % of the time"),
         (
             {"gpu_power_capped_share": 0.9, "gpu_power_limit_w": 500.0, "gpu_power_limit_default_w": 700.0},
-            "suspect", "power capped at 500 W, below the card's own 700 W, 90.0 % of the time",
+            "suspect",
+            "power capped at 500 W, below the card's own 700 W, 90.0 % of the time",
         ),
         ({"requests": 5, "little_error": 0.3, "ttft_ci_low_s": 0.05}, "suspect", "only 5 requests of 8 clients"),
         ({"saturated": True, "little_error": -0.3, "ttft_drift": 0.5, "in_flight_mean": 20.0}, "suspect", "saturated"),
@@ -59,7 +64,8 @@ def test_a_good_point_is_valid_also_with_unknown_figures() -> None:
         ({"client_loop_lag_p99_s": 0.03, "client_cpu_s": 19.0}, "suspect", "client-limited: its event loop"),
         (
             {"ttft_ci_low_s": 0.08, "ttft_ci_high_s": 0.12, "tpot_ci_low_s": 0.008, "tpot_ci_high_s": 0.012},
-            "suspect", "TTFT to ±20.0 %, TPOT to ±20.0 %",
+            "suspect",
+            "TTFT to ±20.0 %, TPOT to ±20.0 %",
         ),
     ],
 )
