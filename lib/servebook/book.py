@@ -238,8 +238,9 @@ class Book:
 
     def measure(self, sweep: str, engine: str, *, progress: bool = True) -> None:
         """Measure what is missing of one sweep on one engine; starts the engine only if something is."""
-        specs = self.specs(engine, sweep)
-        todo = [s for s in specs if not self._kept(s)]
+        if self.frozen("datasheet") is None:  # a sweep run by hand before 01: ink comes first all the same
+            self.predict()
+        todo = [s for s in self.specs(engine, sweep) if not self._kept(s)]
         if not todo:
             return
         with self.engine(engine) as running:
