@@ -22,6 +22,9 @@ from .steptime import NaiveTimes, Prior, VllmTimes, naive_priors, vllm_priors
 
 Z80 = 1.2816  # half-width of an 80 % interval in standard deviations
 TPOT_SD, TTFT_SD = 0.01, 0.015  # how well the step-time form itself holds at C = 1 (relative)
+# what launching takes varies by so much from minute to minute (relative sd; the naive server's TPOT and vLLM's steps
+# beyond their graphs over the points of the H200 run of 2026-11-29)
+HOST_NOISE = 0.15
 CPU_NOISE = 8.0  # a CPU shared with the client and whatever else runs varies that much more
 FRONTEND_SD_S, FRONTEND_SD = 0.001, 0.05  # of the front-end time left over from the server's histograms
 SIMULATED_SD = 0.04  # of a point at C > 1
@@ -98,8 +101,8 @@ def calibrate(
 
     points: measured point objects with concurrency, prompt_tokens, output_tokens, ttft_mean_s, tpot_mean_s and, where
     known, server_prefill_mean_s and server_queue_mean_s. budget: max_num_batched_tokens. captured_tokens: see VllmTimes.
-    simulated: (times, point) →
-    (ttft_s, tpot_s) for points at C > 1, which are left out without it. Raises ServebookError for impossible points.
+    simulated: (times, point) → (ttft_s, tpot_s) for points at C > 1, which are left out without it. Raises
+    ServebookError for impossible points.
     """
     naive, noisier = kind == "naive", CPU_NOISE if gpu.is_cpu else 1.0
     priors = priors or (naive_priors(shape, gpu) if naive else vllm_priors(shape, gpu, facts))
@@ -129,7 +132,7 @@ def calibrate(
             label = f"{prompt}/{output}"
             first = times.prefill(prompt) if isinstance(times, NaiveTimes) else times.first_token(prompt, budget)
             front, server = times.frontend(prompt), _server_prefill(p)
-            ttft_sd = _noise(p, "ttft", noisier * TTFT_SD)
+            ttft_sd = _noise(p, "ttft", noisier * TTFT_SD, HOST_NOISE * bound[label][0])
             if p["ttft_mean_s"] is None:
                 pass  # shortened by the prefix cache
             elif server is None:
@@ -139,7 +142,7 @@ def calibrate(
                 out.append((f"front end {label}", front - server[1], FRONTEND_SD_S + noisier * FRONTEND_SD * server[1]))
             if output > 1 and p.get("tpot_mean_s"):
                 predicted = times.per_token(prompt, output)
-                tpot_sd = _noise(p, "tpot", noisier * TPOT_SD)
+                tpot_sd = _noise(p, "tpot", noisier * TPOT_SD, HOST_NOISE * bound[label][1])
                 out.append((f"tpot {label}", math.log(predicted / p["tpot_mean_s"]), tpot_sd))
         for p in crowd:
             assert simulated is not None and p["ttft_mean_s"]
@@ -152,6 +155,8 @@ def calibrate(
 
     from scipy.optimize import least_squares
 
+    before = build(np.zeros(len(names)))
+    bound = {f"{p['prompt_tokens']}/{p['output_tokens']}": before.launch_bound(p["prompt_tokens"], budget) for p in alone}
     edge = (bounds - mean) / sd
     fit = least_squares(
         lambda x: np.array([*x, *(r / s for _, r, s in misfit(x))]),
@@ -220,8 +225,9 @@ def _calibration(
     return Calibration(stage, estimates, pairs, residuals, notes, names, mean, covariance, bounds)
 
 
-def _noise(point: Mapping[str, Any], metric: str, floor: float) -> float:
-    """Relative sd of a measured mean: its 95 % interval where there is one, and what the form itself can't do."""
+def _noise(point: Mapping[str, Any], metric: str, form: float, host: float) -> float:
+    """Relative sd of a measured mean: its 95 % interval where there is one, what the form itself can't do, the host."""
+    floor = math.hypot(form, host)
     low, high, mean = (point.get(f"{metric}_{k}_s") for k in ("ci_low", "ci_high", "mean"))
     if low is None or high is None or not mean or not high > low:
         return floor

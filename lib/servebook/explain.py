@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from .forecast import Outcome, Scenario, Times
 from .simulation import LogEntry, Result
 from .steptime import NaiveTimes, VllmTimes
@@ -29,21 +31,30 @@ def breakdown(scenario: Scenario, times: Times, outcome: Outcome, result: Result
     return parts
 
 
-def _entries(result: Result) -> list[LogEntry]:
-    start, end = result.window
-    return [e for e in result.log if start <= e.end_s <= end]
+def _steps(times: VllmTimes, result: Result) -> Iterator[tuple[LogEntry, Parts]]:
+    """The steps with their seconds by cause. What a step that prefills takes beyond the GPU's time, at most what
+    launching it takes, is the host's launch: the rest of it the GPU hid with the step before."""
+    before = 0.0
+    for e in result.log:
+        parts = times.parts(e.decodes, e.kv_tokens, [c[1:] for c in e.chunks])
+        if e.chunks:
+            launch = times.launch(e.decodes + sum(c[1] for c in e.chunks))
+            parts["launch"] = max(0.0, min(e.end_s - before, launch) - sum(parts.values()))
+        before = e.end_s
+        yield e, parts
 
 
 def _per_token(times: VllmTimes, result: Result) -> Parts:
     """An output token's seconds: the parts of the steps, each step counted once for every token that it decodes."""
     total: Parts = {}
     tokens = 0
-    for e in _entries(result):
-        if not e.decodes:
+    start, end = result.window
+    for e, parts in _steps(times, result):
+        if not e.decodes or not start <= e.end_s <= end:
             continue
         weight = e.steps * e.decodes
         tokens += weight
-        for name, seconds in times.parts(e.decodes, e.kv_tokens, [c[1:] for c in e.chunks]).items():
+        for name, seconds in parts.items():
             total[name] = total.get(name, 0.0) + weight * seconds
     renamed = {"prefill": "prefill_of_others"}
     return {f"{renamed.get(n, n)}_s": v / max(tokens, 1) for n, v in total.items()}
@@ -63,11 +74,10 @@ def _first_token(times: VllmTimes, result: Result) -> Parts:
         total[name] = total.get(name, 0.0) + seconds
 
     inside = 0.0
-    for e in result.log:
+    for e, parts in _steps(times, result):
         mine = [c for c in e.chunks if c[0] in measured]
         if not mine:
             continue
-        parts = times.parts(e.decodes, e.kv_tokens, [c[1:] for c in e.chunks])
         new = sum(c[1] for c in e.chunks)
         for c in mine:
             share = c[1] / new
@@ -77,6 +87,7 @@ def _first_token(times: VllmTimes, result: Result) -> Parts:
             add("decodes_of_others_s", parts["compute"] + parts["kv_reads"])
             add("mixed_attention_s", parts["mixed_attention"])
             add("host_s", parts["host"])
+            add("launch_s", parts["launch"])
             inside += sum(parts.values())
     # between two chunks of a prompt others may hold the whole budget; a preempted prompt is computed twice
     add("queue_s", sum(r.first_s - r.scheduled_s for r in result.requests) - inside)
@@ -108,6 +119,7 @@ LABELS = {
     "own_prefill_s": "own prefill",
     "decodes_of_others_s": "decodes of others",
     "host_s": "host",
+    "launch_s": "host launching",
     "queue_s": "queue",
     "front_end_s": "front end",
     "waiting_s": "waiting",

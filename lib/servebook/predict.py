@@ -8,13 +8,14 @@ itself gets wrong (DISCREPANCY, the size of its residuals on the two public tabl
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from . import __version__, explain, files, points, provenance
-from .calibrate import Z80, Calibration, calibrate
+from .calibrate import HOST_NOISE, Z80, Calibration, calibrate
 from .errors import ServebookError
 from .forecast import Outcome, Scenario, Server, Times, average, capacity_per_s, server, whole_rounds
 from .hardware import Gpu
@@ -48,7 +49,15 @@ class Forecaster:
 
     def __post_init__(self) -> None:
         self.best: Times = self.server.times(self.calibration.constants)
-        self._drawn = [self.server.times(c) for c in self.calibration.samples(self.samples, self.seed)]
+        self._drawn = [self.server.times(c) for c in self._another_day()]
+
+    def _another_day(self) -> list[dict[str, float]]:
+        """Constants drawn from their posterior, on a host that launches as fast as it happens to that minute."""
+        draws, rng = self.calibration.samples(self.samples, self.seed), random.Random(f"host-{self.seed}")
+        for constants in draws:
+            if "layer_launch_s" in constants:
+                constants["layer_launch_s"] *= math.exp(rng.gauss(0.0, HOST_NOISE))
+        return draws
 
     def point(self, spec: PointSpec, hit_share: float = 0.0) -> dict[str, Any]:
         """The predicted point (schema in the README); fits False and no figures where the server cannot serve it."""

@@ -49,8 +49,8 @@ def vllm_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object] | None 
     packed = "FlashAttention-3, FlashInfer and Triton pack a group's query heads in mixed steps too"
     layer_s = {"hopper": 35e-6, "blackwell": 30e-6, "ada": 55e-6}.get(gpu.generation, 65e-6)
     host = 0.0004 + shape.layers * layer_s
-    eager = "a layer's kernels and their Python, one by one: the host's speed, not the GPU's; an H200 run's 0.5 to 0.9 ms"
-    piecewise = "the attention is launched as ever, the rest as one graph a layer; an H200 run's 14 of 22 ms"
+    eager = "a layer's kernels and their Python, one by one: the host's speed, not the GPU's; an H200's took 0.5 to 1 ms"
+    piecewise = "the attention is launched as ever, the rest as one graph a layer; on an H200's host 14 ms of 24"
     return {
         "bandwidth_share": Prior(0.80, 0.05, 0.5, 0.95, "streaming kernels reach 75–92 % of the datasheet's bandwidth"),
         "matmul_share": Prior(0.70, 0.10, 0.25, 0.95, "large GEMMs under a power cap reach 55–85 % of dense peak"),
@@ -58,8 +58,8 @@ def vllm_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object] | None 
         "attention_share": Prior(0.45, 0.10, 0.1, 0.8, "FlashAttention's causal prefill reaches 40–60 % of dense peak"),
         "mixed_rows": Prior(90, 10, 16, 128, tile) if tiled else Prior(1.2, 0.4, 1, 8, packed),
         "host_s": Prior(host, 0.3 * host, 0.0, 5 * host, "sampling, and ramps and tails of a layer's kernels", "s"),
-        "layer_launch_s": Prior(0.0007, 0.0002, 5e-5, 0.005, eager, "s"),
-        "piecewise_share": Prior(0.65, 0.12, 0.1, 1.0, piecewise),
+        "layer_launch_s": Prior(0.0008, 0.0002, 5e-5, 0.005, eager, "s"),
+        "piecewise_share": Prior(0.6, 0.12, 0.1, 1.0, piecewise),
         "host_per_sequence_s": Prior(5e-6, 3e-6, 0.0, 1e-4, "scheduling and output handling a running request", "s"),
         "frontend_request_s": Prior(0.004, 0.003, 0.0, 0.1, "HTTP, JSON and the way through the engine's queues", "s"),
         "frontend_token_s": Prior(1.5e-6, 1.5e-6, 0.0, 3e-5, "parsing, validating and hashing prompt tokens", "s"),
@@ -227,9 +227,11 @@ class VllmTimes(_Model):
             before += new
         return total
 
-    def launch_bound(self, prompt_tokens: int, budget: int) -> bool:
-        """Whether the first token of a lone prompt waits for the host rather than for the GPU."""
-        return self.first_token(prompt_tokens, budget) < 1.001 * self.launch(min(prompt_tokens, budget))
+    def launch_bound(self, prompt_tokens: int, budget: int) -> tuple[bool, bool]:
+        """Whether (the first token, the others) of a lone request wait for the host's launches, not for the GPU."""
+        first = self.first_token(prompt_tokens, budget) < 1.001 * self.launch(min(prompt_tokens, budget))
+        a, b = self.decode(1, prompt_tokens)
+        return first, a + b * prompt_tokens < 1.001 * self.launch_s and self.captured_tokens == 0
 
     def per_token(self, prompt_tokens: int, output_tokens: int) -> float:
         """Mean seconds an output token after the first, alone on the server."""
@@ -255,6 +257,11 @@ class NaiveTimes(_Model):
         context = self.shape.attended(prompt_tokens + output_tokens / 2)
         gpu = self.linear(self.token_s + self.sample_s) + self.recopy * context * self.kv_token_s
         return self.host_s + max(self.launch_s, gpu)
+
+    def launch_bound(self, prompt_tokens: int, budget: int = 0) -> tuple[bool, bool]:
+        """See VllmTimes."""
+        bound = self.host_s + self.launch_s
+        return self.prefill(prompt_tokens) <= 1.001 * bound, self.per_token(prompt_tokens, 2) <= 1.001 * bound
 
     def decode_total(self, prompt_tokens: int, output_tokens: int) -> float:
         return (output_tokens - 1) * self.per_token(prompt_tokens, output_tokens)
