@@ -180,3 +180,22 @@ def test_a_notebook_also_runs_by_hand_through_nbconvert(finished, tmp_path, wher
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_an_engine_that_dies_at_start_costs_its_own_points_only(tmp_path):
+    text = (ROOT / "params/demo.yaml").read_text()
+    head, sweeps = text.split("sweeps:\n")
+    small = "  short_prompts: {kind: concurrency, prompt_tokens: 64, output_tokens: 8, concurrency: [1, 2]}\n"
+    text = head + "sweeps:\n" + small + sweeps[sweeps.index("\nslo:") :]
+    text = text.replace("enforce_eager: true", "extra_args: [--no-such-flag]").replace("run: demo", "run: half")
+    for old in ("requests: 8}", "requests: 5}"):
+        text = text.replace(old, "requests: 2}")
+    (tmp_path / "half.yaml").write_text(text)
+    done = servebook("run", str(tmp_path / "half.yaml"), outputs=tmp_path)
+    assert done.returncode == 1
+    fault = [line for line in done.stderr.splitlines() if line.startswith("servebook:")]
+    assert len(fault) == 1 and "vllm" in fault[0] and "--no-such-flag" in fault[0], done.stderr
+    points = points_of(tmp_path / "half")
+    assert {p["engine"] for p in points} == {"hf"} and len(points) == 4
+    page = (tmp_path / "half/report.html").read_text()
+    assert "vllm did not run" in page and "--no-such-flag" in page
