@@ -1,0 +1,81 @@
+"""The analysis tables on points made by hand, each with its right answer worked out."""
+
+import pandas as pd
+import pytest
+from servebook import analysis
+
+
+def point(engine, c, **figures):
+    return {
+        "sweep": "s",
+        "engine": engine,
+        "kind": "concurrency",
+        "point": f"c{c:04d}",
+        "concurrency": c,
+        "rate_per_s": None,
+        "prompt_tokens": 512,
+        "output_tokens": 128,
+        "verdict": "valid",
+        "reasons": [],
+        **figures,
+    }
+
+
+def test_littles_law_closes_within_two_percent_or_not():
+    figures = {"request_rate_per_s": 2.0, "e2e_mean_s": 2.0, "in_flight_mean": 4.0}
+    table = analysis.little(
+        [
+            point("vllm", 4, **figures, little_l=4.05, little_error=0.0125),
+            point("vllm", 8, **figures, little_l=4.2, little_error=0.05),
+        ]
+    )
+    assert table["closes"].tolist() == [True, False]
+
+
+def test_the_knee_is_the_first_concurrency_whose_p99_exceeds_twice_the_median():
+    rows = [(1, 0.1, 0.15), (2, 0.1, 0.2), (4, 0.1, 0.21), (8, 0.1, 0.9)]
+    points = [point("vllm", c, ttft_p50_s=a, ttft_p99_s=b) for c, a, b in rows]
+    assert analysis.knees(points)["knee_concurrency"].tolist() == [4]
+    assert pd.isna(analysis.knees(points[:2])["knee_concurrency"].iloc[0])
+
+
+def test_goodput_of_nothing_good_is_no_number():
+    table = analysis.goodput(
+        [
+            point("vllm", 1, request_rate_per_s=2.0, goodput_per_s=0.5),
+            point("vllm", 2, request_rate_per_s=2.0, goodput_per_s=0.0),
+        ]
+    )
+    assert table["raw_to_good"].iloc[0] == 4
+    assert pd.isna(table["raw_to_good"].iloc[1])
+
+
+def test_the_gap_between_engines_is_the_product_of_its_factors():
+    # naive: one request decoding at 20 ms; vLLM: eight at once at 10 ms, and the rest is prefill and waiting
+    naive = point("hf", 8, output_tok_per_s=40.0, tpot_mean_s=0.02, decode_wall_tok_per_s=40.0, ttft_mean_s=10.0)
+    vllm = point("vllm", 8, output_tok_per_s=600.0, tpot_mean_s=0.01, decode_wall_tok_per_s=595.0, ttft_mean_s=0.1)
+    row = analysis.engine_gap([naive, vllm], "hf", "vllm").iloc[0]
+    assert row["output_ratio"] == pytest.approx(15)
+    assert row["step_ratio"] == pytest.approx(2)
+    assert row["batch_ratio"] == pytest.approx(5.95 / 0.8)
+    assert row["output_ratio"] == pytest.approx(row["step_ratio"] * row["batch_ratio"] * row["rest_ratio"])
+    assert row["ttft_ratio"] == pytest.approx(100)
+
+
+def test_a_waterfall_is_drawn_for_the_largest_measured_concurrency_that_was_predicted():
+    points = [point("vllm", c, tpot_mean_s=0.01 * c) for c in (1, 2, 4)]
+    predicted = [
+        {"sweep": "s", "point": f"c{c:04d}", "waterfall": [["roofline says", 0.01], ["host", 0.002]]} for c in (1, 2)
+    ]
+    (drawn,) = analysis.waterfalls(points, predicted, "vllm")
+    assert drawn["measured"] == 0.02 and drawn["parts"][0] == ("roofline says", 0.01)
+
+
+def test_the_runs_cost_is_its_wall_time_at_the_hardwares_price():
+    told = analysis.run_cost([{"seconds": 1800.0}, {"seconds": None}], [point("vllm", 1, seconds=600.0)], 2.0, 100.0)
+    assert told == {"wall_s": 1800.0, "measuring_s": 600.0, "starting_s": 100.0, "rest_s": 1100.0, "cost": 1.0}
+
+
+def test_points_in_doubt_come_with_their_reasons():
+    doubt = point("hf", 1) | {"verdict": "suspect", "reasons": ["a", "b"]}
+    assert analysis.suspects([point("vllm", 1), doubt])["reasons"].tolist() == ["a; b"]

@@ -1,0 +1,60 @@
+"""The published tables are scored from the command line, without a GPU and without a network."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from servebook import predict_cli
+from servebook.errors import ServebookError
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("run", "bars"),
+    [
+        (
+            "a40-qwen2.5-7b",
+            {
+                ("vllm", "ttft_s"): 0.06,
+                ("vllm", "tpot_s"): 0.04,
+                ("vllm", "decode_tok_per_s"): 0.04,
+                ("hf", "ttft_s"): 0.03,
+            },
+        ),
+        ("a100-qwen3-8b", {("vllm", "output_tok_per_s"): 0.045, ("vllm", "tpot_s"): 0.045}),
+    ],
+)
+def test_published_points_are_predicted_from_c_1_alone(run, bars):
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "servebook.cli",
+            "predict",
+            f"params/{run}.yaml",
+            "--json",
+            "--calibration",
+            f"outputs/published/{run}.csv",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    errors = {(s["engine"], s["metric"]): s["mean_abs_error"] for s in json.loads(done.stdout)["scored"]}
+    for key, bar in bars.items():
+        assert errors[key] <= bar, key
+
+
+def test_a_file_that_is_no_table_of_points_is_one_line(tmp_path):
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ServebookError, match="lacks the columns concurrency"):
+        predict_cli.read_published(tmp_path / "x.csv")
+    with pytest.raises(ServebookError, match="cannot read measured points"):
+        predict_cli.read_published(tmp_path / "y.csv")
