@@ -16,7 +16,7 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -76,6 +76,7 @@ class MockServer:
         self.b = behaviour or Behaviour()
         self.keep_prompts = keep_prompts
         self.port, self.chat = 0, False
+        self.on_request: Callable[[dict[str, Any]], None] = lambda _: None
         self.reset()
         self._lock = asyncio.Lock()
         self._events: dict[tuple[int, bool, bool], bytes] = {}
@@ -157,6 +158,7 @@ class MockServer:
         """Answer one completion; False when the connection must not be used again."""
         b = self.b
         self.count += 1
+        self.on_request(request)
         options = {**request, **(request.get("stream_options") or {})}
         refused = [name for name in b.refuse_fields if name in options]
         if refused:
@@ -168,7 +170,7 @@ class MockServer:
         if b.hang_from and self.count >= b.hang_from:
             await asyncio.sleep(3600)
         if "messages" in request:  # words stand for tokens
-            request["prompt"] = request["messages"][0]["content"].split()
+            request["prompt"] = " ".join(m["content"] for m in request["messages"]).split()
         record = Record(arrived, tuple(request["prompt"]) if self.keep_prompts else ())
         self.records.append(record)
         self.prompted += len(request["prompt"])

@@ -46,11 +46,11 @@ def test_a_good_point_is_valid_also_with_unknown_figures() -> None:
         ({"schedule_lag_p99_s": 0.05}, "suspect", "after they were due"),
         ({"in_flight_mean": 7.0}, "suspect", "7.00 requests were in flight on average, not 8"),
         ({"saturated": True}, "suspect", "the queue grew"),
-        ({"ttft_drift": 0.2}, "suspect", "not steady: within the window drifted TTFT by +20.0 %"),
+        ({"ttft_drift": 0.2}, "suspect", "not steady: mean TTFT by +20.0 %"),
         (
             {"ttft_ci_low_s": 0.08, "ttft_ci_high_s": 0.12},
             "suspect",
-            "not converged: means are known only TTFT to ±20.0 %",
+            "not converged: mean TTFT ±20.0 %",
         ),
         ({"gpu_throttled_share": 0.4}, "suspect", "slowed by heat or a hardware brake 40.0 % of the time"),
         (
@@ -65,7 +65,7 @@ def test_a_good_point_is_valid_also_with_unknown_figures() -> None:
         (
             {"ttft_ci_low_s": 0.08, "ttft_ci_high_s": 0.12, "tpot_ci_low_s": 0.008, "tpot_ci_high_s": 0.012},
             "suspect",
-            "TTFT to ±20.0 %, TPOT to ±20.0 %",
+            "mean TTFT ±20.0 %, TPOT ±20.0 %",
         ),
     ],
 )

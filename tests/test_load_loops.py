@@ -15,7 +15,7 @@ import pytest
 from mock_server import Behaviour, MockServer, serving
 from servebook import results
 from servebook.errors import ServebookError
-from servebook.load import PointSpec, measure_point, measure_point_sync
+from servebook.load import PointSpec, measure_point, measure_point_sync, measure_ramp_sync
 from servebook.load.arrivals import schedule
 from servebook.load.loops import Rule
 from servebook.load.point import rule_of
@@ -240,6 +240,77 @@ def test_schedules_have_their_rate_and_coefficient_of_variation(arrivals: str, s
         assert due != list(itertools.islice(schedule(arrivals, 5.0, 2, gamma_shape=shape), 20000))
 
 
+# --- ramps and conversations --------------------------------------------------------------------------------------
+
+
+def ramp(server: MockServer, specs: list[PointSpec], rules: list[Rule], run_dir: Path | None) -> list[dict[str, Any]]:
+    return measure_ramp_sync(
+        specs, rules=rules, url=server.url, model="mock", vocab=range(100, 1000), run_dir=run_dir,
+        load=Load(jitter_s=0.002), slo=Slo(), batching=True,
+    )  # fmt: skip
+
+
+def test_a_ramp_adds_clients_without_a_pause_and_measures_every_stage(tmp_path: Path) -> None:
+    specs = [closed(c) for c in (1, 3, 6)]
+    with serving(Behaviour(ttft_s=0.02, itl_s=0.004)) as server:
+        points = ramp(server, specs, [Rule(c, 4 * c, 4 * c, 0, 20) for c in (1, 3, 6)], tmp_path)
+        truth = server.truth()
+        prompts = [r.prompt for r in server.records]
+    assert [p["point"] for p in points] == ["c0001", "c0003", "c0006"] and truth["max_live"] == 6
+    for p, c in zip(points, (1, 3, 6), strict=True):
+        assert (p["requests"], p["failures"]) == (4 * c, 0)
+        assert p["in_flight_mean"] == pytest.approx(c, rel=0.06)
+        assert p["output_tok_per_s"] == pytest.approx(c * TOKENS / 0.082, rel=0.2)
+    assert len(set(prompts)) == len(prompts)
+    # no drain in between: from the first request to the last stage's end the server is never without one
+    busy = sorted((r.arrived, r.ended) for r in server.records[1:])
+    end = busy[0][1]
+    for begun, ended in busy:
+        assert begun - end < 0.03
+        end = max(end, ended)
+    rows = [results.read_rows(results.rows_path(tmp_path, "s", "mock", s.point)) for s in specs]
+    assert sorted(r["i"] for stage in rows for r in stage) == list(range(sum(map(len, rows))))  # each request once
+    assert rows[1][0]["phase"] == "warmup" and rows[1][0]["sent_s"] < 0.03
+
+
+def test_an_open_loops_rate_may_grow_too() -> None:
+    with serving(Behaviour(ttft_s=0.005, itl_s=0.001)) as server:
+        specs = [arriving(rate, "constant") for rate in (50, 150)]
+        slow, fast = ramp(server, specs, [Rule(3, 25, 25, 0, 20), Rule(10, 75, 75, 0, 20)], None)
+    assert slow["request_rate_per_s"] == pytest.approx(50, rel=0.08)
+    assert fast["request_rate_per_s"] == pytest.approx(150, rel=0.08)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_conversations_prompt_is_its_history_and_new_tokens(told: bool, tmp_path: Path) -> None:
+    with serving(Behaviour(ttft_s=0.002, itl_s=0.0005, token_ids=told)) as server:
+        p = measure(server, closed(2), Rule(0, 12, 12, 0, 20), tmp_path, turns=3)
+        prompts = [r.prompt for r in server.records if r.whole and len(r.prompt) >= 32]
+    by_length = {n: [p for p in prompts if len(p) == n] for n in (32, 32 + TOKENS + 32, 2 * (32 + TOKENS) + 32)}
+    assert sum(map(len, by_length.values())) == len(prompts)
+    first, second, third = by_length.values()
+    for later, earlier in ((second, first), (third, second)):
+        for prompt in later:
+            assert any(prompt[: len(e)] == e for e in earlier)
+            answer = prompt[-32 - TOKENS : -32]
+            assert (set(answer) == {7}) == told  # the server's own ids, or stand-ins for them
+    assert p["prompt_tokens_off"] == 0 and p["verdict"] != "invalid"
+    assert [t["prompt_tokens_mean"] for t in p["turns"]] == [32, 80, 128]
+    rows = results.read_rows(results.rows_path(tmp_path, "s", "mock", "c0002"))
+    assert {r["turn"]: r["prompt_tokens_asked"] for r in rows} == {0: 32, 1: 80, 2: 128}
+
+
+def test_a_chats_history_is_sent_as_messages() -> None:
+    with serving(Behaviour(ttft_s=0.002, itl_s=0.0005)) as server:
+        bodies: list[dict[str, Any]] = []
+        server.on_request = bodies.append
+        measure(server, closed(1), Rule(0, 4, 4, 0, 20), turns=2, endpoint="/v1/chat/completions")
+    talks = [b["messages"] for b in bodies[1:5]]
+    assert [[m["role"] for m in t] for t in talks[:2]] == [["user"], ["user", "assistant", "user"]]
+    assert talks[1][0] == talks[0][0] and talks[1][1]["content"] == " tok" * TOKENS
+    assert len(talks[2]) == 1 and talks[2] != talks[0]
+
+
 # --- prompts -----------------------------------------------------------------------------------------------------
 
 
@@ -263,7 +334,7 @@ def test_prompts_depend_on_every_label_and_the_index_and_on_nothing_else() -> No
 def test_lengths_from_a_range_are_what_each_request_asks_for(tmp_path: Path) -> None:
     with serving() as server:
         p = measure(
-            server, closed(2), Rule(2, 20, 20, 0, 20), tmp_path, prompt_range=(10, 40), output_range=(2, 12)
+            server, closed(2), Rule(2, 20, 20, 0, 20), tmp_path, prompt_lengths=(10, 40), output_lengths=(2, 12)
         )  # fmt: skip
         sent = {len(r.prompt) for r in server.records[1:]}
     assert p["prompt_tokens_off"] == 0 and p["output_tokens_off"] == 0
@@ -278,7 +349,7 @@ def test_text_prompts_and_chat_messages() -> None:
     body = json.loads(Bodies(prompts, {"model": "m"}, 3, chat=True)(0))
     words = body["messages"][0]["content"].split()
     assert len(words) == 20 and all(w.isalpha() for w in words) and body["max_tokens"] == 3
-    assert len({prompts.encoded(i) for i in range(50)}) == 50
+    assert len({prompts.inside(i) for i in range(50)}) == 50
 
 
 def test_a_chat_endpoint_is_measured_alike() -> None:

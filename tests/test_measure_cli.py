@@ -27,6 +27,23 @@ def test_several_concurrencies_make_a_table_and_a_list(tmp_path: Path, capsys: p
     assert "TTFT p50 ms" in printed and "c0003" in printed
 
 
+def test_a_ramp_conversations_and_lengths_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, lengths = tmp_path / "m.json", tmp_path / "lengths.csv"
+    lengths.write_text("prompt_tokens,output_tokens\n10,4\n20,6\n")
+    with serving() as server:
+        ramp = ["--ramp", "--concurrency", "1,2", "--requests", "6", "--warmup", "2", "--jitter", "0.001"]
+        assert main(["--url", server.url, *ramp, "--lengths", str(lengths), "--json", str(out)]) == 0
+        assert {len(r.prompt) for r in server.records[1:]} == {10, 20}
+        assert main(["--url", server.url, "--turns", "2", *FAST]) == 0
+        assert main(["--url", server.url, *FAST, "--requests", "100000", "--max-seconds", "1"]) == 0  # its deadline
+        for bad in (["--ramp"], ["--ramp", "--concurrency", "4,2"], ["--turns", "2", "--rate", "5"]):
+            with pytest.raises(ServebookError, match=r"stages that grow|waits for its answers"):
+                main(["--url", server.url, *bad])
+    assert [p["point"] for p in json.loads(out.read_text())] == ["c0001", "c0002"]
+    printed = capsys.readouterr().out
+    assert "turn 2: " in printed and "24 prompt tokens" in printed
+
+
 def test_an_invalid_point_is_a_non_zero_exit(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Behaviour(usage=False, running_usage=False)) as server:
         assert main(["--url", server.url, *FAST]) == 1

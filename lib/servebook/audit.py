@@ -137,11 +137,11 @@ def _uncertain(p: Mapping[str, Any], n: int) -> list[str]:
         if change is not None and abs(change) > DRIFT_TOLERANCE:
             moving[name] = f"{name.upper()} by {_percent(change, sign=True)}"
         elif width is not None and width > PRECISION:
-            wide[name] = f"{name.upper()} to ±{_percent(width)}"
+            wide[name] = f"{name.upper()} ±{_percent(width)}"
     if moving:
-        reasons.append(f"not steady: within the window drifted {', '.join(moving.values())}")
+        reasons.append(f"not steady: mean {', '.join(moving.values())} from the window's first half to its second")
     if wide:
-        reasons.append(f"not converged: means are known only {', '.join(wide.values())} ({why})")
+        reasons.append(f"not converged: mean {', '.join(wide.values())} ({why})")
     return reasons
 
 

@@ -7,15 +7,16 @@ import asyncio
 import os
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import files, results
 from .errors import ServebookError
+from .load import lengths
 from .load.client import Client
 from .load.loops import Rule
-from .load.point import measure_point_sync
+from .load.point import measure_ramp_sync
 from .load.selfcheck import self_check
 from .params import Load, Slo
 from .points import PointSpec
@@ -31,6 +32,8 @@ COLUMNS = (
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 when every point was measured and none is invalid. Raises ServebookError."""
     o = _parser().parse_args(argv)
+    if o.lengths:
+        o.prompt_tokens, o.output_tokens = lengths.read_csv(o.lengths)
     api_key = _api_key(o.api_key_env)
     model = o.model or asyncio.run(_first_model(o.url, api_key))
     load = Load(
@@ -39,33 +42,45 @@ def main(argv: list[str] | None = None) -> int:
         temperature=o.temperature, top_p=o.top_p, top_k=o.top_k,
     )  # fmt: skip
     replay = _replay(o.replay) if o.replay else ()
-    points = []
-    for spec in _specs(o):
-        c = spec.concurrency or 1
-        # whole rounds of the clients, so that completions over seconds is their rate
-        n = -(-o.requests // c) * c
-        rule = Rule(max(c, o.warmup) if o.warmup else 0, n, n, o.min_seconds, o.max_seconds)
-        if o.min_seconds:
-            rule = Rule(rule.warmup, n, sys.maxsize, o.min_seconds, o.max_seconds)
-        point = measure_point_sync(
-            spec, url=o.url, model=model, vocab=range(*o.vocab), load=load, api_key=api_key,
-            rule=rule, batching=not o.no_batching,
+    specs = _specs(o)
+    _check(o, specs)
+    points: list[dict[str, Any]] = []
+    for stages in [specs] if o.ramp else [[spec] for spec in specs]:
+        measured = measure_ramp_sync(
+            stages, url=o.url, model=model, vocab=range(*o.vocab), load=load, api_key=api_key,
+            rules=[_rule(o, spec) for spec in stages], batching=not o.no_batching,
             slo=Slo(ttft_s=o.slo_ttft, tpot_s=o.slo_tpot, e2e_s=o.slo_e2e), run_dir=o.out,
             prompt_set=o.prompt_set, shared_prefix_tokens=o.shared_prefix_tokens, replay_s=replay,
-            prompt_range=o.prompt_tokens if len(set(o.prompt_tokens)) > 1 else None,
-            output_range=o.output_tokens if len(set(o.output_tokens)) > 1 else None,
-            endpoint="/v1/chat/completions" if o.chat else "/v1/completions", text=o.text,
-            on_progress=_progress(spec.point),
+            prompt_lengths=o.prompt_tokens, output_lengths=o.output_tokens,
+            endpoint="/v1/chat/completions" if o.chat else "/v1/completions", text=o.text, turns=o.turns,
+            on_progress=_progress(stages),
         )  # fmt: skip
-        if o.self_check and point["ttft_p50_s"] and point["tpot_p50_s"]:
-            point |= self_check(spec, ttft_s=point["ttft_p50_s"], tpot_s=point["tpot_p50_s"])
-        points.append(point)
-        _print(point, header=len(points) == 1)
+        for spec, point in zip(stages, measured, strict=True):
+            if o.self_check and point["ttft_p50_s"] and point["tpot_p50_s"]:
+                point |= self_check(spec, ttft_s=point["ttft_p50_s"], tpot_s=point["tpot_p50_s"])
+            points.append(point)
+            _print(point, header=len(points) == 1)
     if o.json:
         files.write_json(o.json, points[0] if len(points) == 1 else points)
     if o.out:
         results.write_points_csv(o.out)
     return int(any(p["verdict"] == "invalid" for p in points))
+
+
+def _rule(o: argparse.Namespace, spec: PointSpec) -> Rule:
+    """Whole rounds of the clients, so that completions over seconds is their rate."""
+    c = spec.concurrency or 1
+    n = -(-o.requests // c) * c
+    most = sys.maxsize if o.min_seconds else n
+    return Rule(max(c, o.warmup) if o.warmup else 0, n, most, o.min_seconds, o.max_seconds)
+
+
+def _check(o: argparse.Namespace, specs: Sequence[PointSpec]) -> None:
+    clients = [spec.concurrency or 0 for spec in specs]
+    if o.ramp and (o.replay or len(specs) < 2 or clients != sorted(clients)):
+        raise ServebookError("no stages that grow", "--ramp", "Give --concurrency 1,2,4 (ascending) or --rate 1,2,4")
+    if o.turns > 1 and (o.rate or o.replay):
+        raise ServebookError("a conversation waits for its answers", "--turns", "Use --concurrency, a closed loop")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -78,13 +93,18 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument("--replay", type=Path, metavar="FILE", help="open loop at the times in FILE, seconds, one a line")
     p.add_argument("--arrivals", choices=("poisson", "constant", "gamma"), default="poisson")
     p.add_argument("--gamma-shape", type=float, default=1.0)
-    p.add_argument("--prompt-tokens", type=_length, default=(512, 512), help="512, or uniform: 100:1000")
-    p.add_argument("--output-tokens", type=_length, default=(128, 128), help="128, or uniform: 64:256")
+    p.add_argument("--ramp", action="store_true", help="several loads are stages of one, with no pause between them")
+    p.add_argument("--prompt-tokens", type=_length, default=512, help=lengths.SYNTAX)
+    p.add_argument("--output-tokens", type=_length, default=128, help="likewise")
+    p.add_argument("--lengths", type=Path, metavar="FILE", help="CSV with the columns prompt_tokens and output_tokens")
+    p.add_argument(
+        "--turns", type=_count, default=1, help="requests of a conversation: each has all before it in its prompt"
+    )
     p.add_argument("--text", action="store_true", help="words instead of token ids; --prompt-tokens counts words")
     p.add_argument("--chat", action="store_true", help="the chat endpoint, with text")
     p.add_argument("--requests", type=_count, default=100, help="measured requests, after the warm-up")
     p.add_argument("--min-seconds", type=float, default=0.0, help="go on for at least so long")
-    p.add_argument("--max-seconds", type=float, default=600.0, help="a point ends here whatever it has")
+    p.add_argument("--max-seconds", type=float, default=600.0, help="deadline of a point: it ends here whatever it has")
     p.add_argument("--warmup", type=int, default=10, help="first max(C, N) completions are not measured; 0: none")
     p.add_argument("--jitter", type=float, default=0.05, metavar="S", help="pause of a client before its next request")
     p.add_argument("--timeout", type=float, default=600.0, metavar="S", help="a request fails after so long")
@@ -108,18 +128,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _specs(o: argparse.Namespace) -> list[PointSpec]:
-    sweep, engine, lengths = "measure", "server", (o.prompt_tokens[1], o.output_tokens[1])
+    sweep, engine, tokens = "measure", "server", (lengths.typical(o.prompt_tokens), lengths.typical(o.output_tokens))
     if o.replay:
-        return [PointSpec(sweep, engine, "replay", "arrival_rate", *lengths)]
+        return [PointSpec(sweep, engine, "replay", "arrival_rate", *tokens)]
     if o.rate:
         return [
             PointSpec(
-                sweep, engine, f"r{r:.3f}", "arrival_rate", *lengths,
+                sweep, engine, f"r{r:.3f}", "arrival_rate", *tokens,
                 rate_per_s=r, arrivals=o.arrivals, gamma_shape=o.gamma_shape,
             )
             for r in o.rate
         ]  # fmt: skip
-    return [PointSpec(sweep, engine, f"c{c:04d}", "concurrency", *lengths, concurrency=c) for c in o.concurrency]
+    return [PointSpec(sweep, engine, f"c{c:04d}", "concurrency", *tokens, concurrency=c) for c in o.concurrency]
 
 
 def _number(text: str, kind: type[int] | type[float]) -> Any:
@@ -136,12 +156,11 @@ def _count(text: str) -> int:
     return _number(text, int)
 
 
-def _length(text: str) -> tuple[int, int]:
-    low, _, high = text.partition(":")
-    lengths = _number(low, int), _number(high or low, int)
-    if lengths[0] > lengths[1]:
-        raise argparse.ArgumentTypeError(f"{text!r} is no range such as 100:1000")
-    return lengths
+def _length(text: str) -> lengths.Length:
+    try:
+        return lengths.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _counts(text: str) -> list[int]:
@@ -179,10 +198,11 @@ async def _first_model(url: str, api_key: str | None) -> str:
         return (await client.models())[0]
 
 
-def _progress(point: str) -> Any:
+def _progress(stages: Sequence[PointSpec]) -> Any:
     if not sys.stderr.isatty():
         return None
-    return lambda text: print(f"\r{point}: {text}\x1b[K", end="", file=sys.stderr, flush=True)
+    name = stages[0].point if len(stages) == 1 else f"{stages[0].point} to {stages[-1].point}"
+    return lambda text: print(f"\r{name}: {text}\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _print(point: Mapping[str, Any], *, header: bool) -> None:
@@ -195,6 +215,9 @@ def _print(point: Mapping[str, Any], *, header: bool) -> None:
     print("  ".join(cells))
     for reason in point["reasons"]:
         print(f"{'':9}  {reason}")
+    for turn in point.get("turns") or ():
+        prompt, ttft = (_cell(turn[k], form) for k, form in (("prompt_tokens_mean", ".0f"), ("ttft_mean_s", "ms")))
+        print(f"{'':9}  turn {turn['turn'] + 1}: {turn['requests']} requests, {prompt} prompt tokens, TTFT {ttft} ms")
     if (added := point.get("client_added_ttft_s")) is not None:
         tpot = 1e3 * point["client_added_tpot_s"]
         print(f"{'':9}  at this load the client adds {1e3 * added:.2f} ms to TTFT p50 and {tpot:.3f} ms to TPOT")

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 ROW_KEYS = (
     "i", "phase", "ok", "error", "scheduled_s", "sent_s", "first_s", "last_s", "end_s", "prompt_tokens",
     "output_tokens", "prompt_tokens_asked", "output_tokens_asked", "events", "first_event_tokens", "ttft_s", "tpot_s",
-    "e2e_s", "gaps_ms",
+    "e2e_s", "gaps_ms", "turn",
 )  # fmt: skip
 POINT_KEYS = (
     "sweep", "engine", "kind", "point", "concurrency", "rate_per_s", "prompt_tokens", "output_tokens", "requests",

@@ -33,6 +33,7 @@ class Reply:
     error: str | None = None
     status: int | None = None
     phase: str = "drain"
+    turn: int = 0  # of its conversation
     stream: TokenStream = field(default_factory=TokenStream)
 
     @property

@@ -1,5 +1,7 @@
 """The closed and the open loop, and the one rule for when a point's measured window opens and ends.
 
+A ramp is one load whose concurrency or rate grows in stages; each stage has a Tracker, its own warm-up and window.
+
 Warm-up is the first completions; the window opens at the last of them without a pause, so the starting burst and the
 final drain stay outside while the load never changes. The window ends when the interval of the mean is narrow enough
 (and enough requests and time have gone by), or when its requests or its time are used up: `stop_reason` says which.
@@ -12,12 +14,14 @@ import contextlib
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from .. import stats
 from .client import Client, Reply, now
-from .prompts import Bodies
+from .prompts import FRESH, Bodies, Talk
+from .stream import TokenStream
 
 NARROW_E2E, NARROW_TTFT = 0.02, 0.05  # relative half-widths of the 95 % intervals at which a window may end
 OCCUPANCY_LOSS = 0.04  # jitter never exceeds this share of the mean latency, so in flight stays within 2 % of C
@@ -66,6 +70,8 @@ class Tracker:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     fault: BaseException | None = None
     warm: int = 0
+    carried: list[Reply] = field(default_factory=list)  # in flight when the next stage of a ramp took over
+    last: bool = True  # no stage follows: what is in flight at the end is cut off
     _failing: int = 0
     _e2e_sum: float = 0.0
     _e2e_count: int = 0
@@ -74,6 +80,12 @@ class Tracker:
         if self.rule.warmup <= 0:
             self._open_window(self.start)
 
+    def take_over(self, before: Tracker) -> None:
+        """Go on with what an earlier stage of a ramp has in flight."""
+        before.carried = list(before.in_flight)
+        self.in_flight |= before.in_flight
+        before.in_flight.clear()
+
     def launched(self, reply: Reply) -> None:
         self.in_flight.add(reply)
 
@@ -81,7 +93,10 @@ class Tracker:
         """A request has ended: give it its phase, keep it, and see whether the point is over."""
         self.in_flight.discard(reply)
         if self.stop.is_set():
-            self.finalize(reply)
+            if self.last:
+                self.finalize(reply)
+            else:  # ended between two stages of a ramp
+                self._keep(reply)
             return
         reply.phase = self._phase(reply)
         self._keep(reply)
@@ -191,99 +206,129 @@ class Tracker:
         return rng.uniform(0, limit_s)
 
 
-async def closed_loop(
-    client: Client,
-    bodies: Bodies,
-    tracker: Tracker,
-    *,
-    concurrency: int,
-    jitter_s: float,
-    seed: str,
-) -> None:
-    """Hold exactly `concurrency` requests in flight, each client sending its next one a jitter after its last."""
-    index = itertools.count()
-    rng = random.Random(seed)
+class Loop:
+    """A load that goes on from stage to stage: what is in flight when a stage of a ramp ends is not cut off."""
 
-    async def one(reply: Reply, body: bytes) -> None:
-        await asyncio.sleep(rng.uniform(0, jitter_s))
+    def __init__(self, client: Client, bodies: Bodies) -> None:
+        self.client, self.bodies = client, bodies
+        self.tracker: Tracker | None = None
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.index = itertools.count()
+
+    async def stage(self, tracker: Tracker, start: Callable[[], object]) -> None:
+        """Until the stage's end or its time limit; `start` brings the load to what the stage asks for. After the last
+        stage whatever is left is cancelled: a server that hangs cannot hold it up."""
+        if self.tracker is not None:
+            tracker.take_over(self.tracker)
+        self.tracker = tracker
+        over = tracker.last
+        try:
+            start()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(tracker.stop.wait(), tracker.start + tracker.rule.time_limit_s - now())
+            tracker.out_of_time("time limit")
+            over = over or tracker.fault is not None
+        except BaseException:
+            over = True
+            raise
+        finally:
+            if over:
+                await self._cancel(tracker)
+        if tracker.fault:
+            raise tracker.fault
+
+    async def _cancel(self, tracker: Tracker) -> None:
+        left = list(self.tasks)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        for reply in list(tracker.in_flight):
+            tracker.finalize(reply)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) and self.tracker:
+            self.tracker.broke(error)
+
+    @property
+    def now_tracked(self) -> Tracker:
+        assert self.tracker is not None
+        return self.tracker
+
+
+class ClosedLoop(Loop):
+    """Holds exactly so many requests in flight, each client sending its next one a jitter after its last.
+
+    turns: requests of a conversation, each of which says all that was said before and its own new prompt.
+    """
+
+    def __init__(self, client: Client, bodies: Bodies, *, jitter_s: float, seed: str, turns: int = 1) -> None:
+        super().__init__(client, bodies)
+        self.jitter_s, self.turns, self.rng, self.clients = jitter_s, turns, random.Random(seed), 0
+
+    async def run(self, tracker: Tracker, concurrency: int) -> None:
+        first = [self._prepare(FRESH) for _ in range(concurrency - self.clients)]
+        self.clients = concurrency
+        await self.stage(tracker, lambda: [self._spawn(self._one(*f)) for f in first])
+
+    def _prepare(self, talk: Talk) -> tuple[Reply, bytes, Talk]:
+        i = next(self.index)
+        stream = TokenStream(keep=self.turns > 1)
+        return Reply(i, *self.bodies.asked(i, talk), turn=talk.turn, stream=stream), self.bodies(i, talk), talk
+
+    async def _one(self, reply: Reply, body: bytes, talk: Talk) -> None:
+        await asyncio.sleep(self.rng.uniform(0, self.jitter_s))
         failures = 0
-        while not tracker.stop.is_set():
-            tracker.launched(reply)
-            await client.stream(body, reply)
-            tracker.done(reply)
+        while True:
+            self.now_tracked.launched(reply)
+            await self.client.stream(body, reply)
+            self.now_tracked.done(reply)
             ended, failures = reply.end or now(), 0 if reply.ok else failures + 1
-            if tracker.stop.is_set():
+            if self.now_tracked.last and self.now_tracked.stop.is_set():
                 return
-            reply, body = prepare()
+            goes_on = self.turns > 1 and reply.ok and talk.turn + 1 < self.turns
+            reply, body, talk = self._prepare(self.bodies.after(reply.index, talk, reply.stream) if goes_on else FRESH)
             # a server that refuses is not hammered
-            pause = min(0.25, 0.02 * 2**failures) if failures else tracker.jitter(jitter_s, rng)
+            pause = min(0.25, 0.02 * 2**failures) if failures else self.now_tracked.jitter(self.jitter_s, self.rng)
             await asyncio.sleep(max(0.0, ended + pause - now()))
-            tracker.client_gaps.append(now() - ended)
-
-    def prepare() -> tuple[Reply, bytes]:
-        i = next(index)
-        return Reply(i, *bodies.asked(i)), bodies(i)
-
-    first = [prepare() for _ in range(concurrency)]
-    await _until_stopped(tracker, [asyncio.create_task(one(*f)) for f in first])
+            self.now_tracked.client_gaps.append(now() - ended)
 
 
-async def open_loop(client: Client, bodies: Bodies, tracker: Tracker, *, due: Iterator[float]) -> None:
-    """Send requests when they are due, whatever is still in flight; arrivals go on until the window's last ended."""
-    tasks: set[asyncio.Task[None]] = set()
-    clock_start = now() + 0.02
+class OpenLoop(Loop):
+    """Sends requests when they are due, whatever is still in flight; arrivals go on until the window's last ended."""
 
-    async def one(reply: Reply, body: bytes) -> None:
-        await client.stream(body, reply)
-        tracker.done(reply)
+    async def run(self, tracker: Tracker, due: Iterator[float]) -> None:
+        sender: list[asyncio.Task[None]] = []
+        try:
+            await self.stage(tracker, lambda: sender.append(self._spawn(self._send(tracker, due))))
+        finally:
+            for task in sender:
+                task.cancel()
 
-    def ended(task: asyncio.Task[None]) -> None:
-        tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            tracker.broke(error)
-
-    async def send() -> None:
-        for index, offset in enumerate(due):
-            body = bodies(index)
+    async def _send(self, tracker: Tracker, due: Iterator[float]) -> None:
+        clock_start = now() + 0.02
+        for offset in due:
+            index = next(self.index)
+            body = self.bodies(index)
             at = clock_start + offset
             # the loop's timer is coarse (1 ms in uvloop): sleep short of it, then yield until it is time
             if (wait := at - now() - 0.0013) > 0:
                 await asyncio.sleep(wait)
             while now() < at:
                 await asyncio.sleep(0)
-            reply = Reply(index, *bodies.asked(index), scheduled=at)
+            reply = Reply(index, *self.bodies.asked(index), scheduled=at)
             tracker.launched(reply)
-            task = asyncio.create_task(one(reply, body))
-            tasks.add(task)
-            task.add_done_callback(ended)
+            self._spawn(self._one(reply, body))
         while tracker.in_flight:  # a replay has an end
             await asyncio.sleep(0.01)
         tracker.out_of_time("end of the replayed arrivals")
 
-    await _until_stopped(tracker, [asyncio.create_task(send())], tasks)
-
-
-async def _until_stopped(
-    tracker: Tracker, tasks: list[asyncio.Task[None]], more: set[asyncio.Task[None]] | None = None
-) -> None:
-    """Wait for the end or the time limit, then cancel whatever is left; a server that hangs cannot hold it up."""
-
-    def watch(task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()):
-            tracker.broke(error)
-
-    for task in tasks:
-        task.add_done_callback(watch)
-    try:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(tracker.stop.wait(), tracker.start + tracker.rule.time_limit_s - now())
-        tracker.out_of_time("time limit")
-    finally:
-        left = [*tasks, *(more or ())]
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-        for reply in list(tracker.in_flight):
-            tracker.finalize(reply)
-    if tracker.fault:
-        raise tracker.fault
+    async def _one(self, reply: Reply, body: bytes) -> None:
+        await self.client.stream(body, reply)
+        self.now_tracked.done(reply)

@@ -1,4 +1,4 @@
-"""Measure one point: from its spec to its rows, its series and its figures."""
+"""Measure points, one alone or several as the stages of a ramp: from a spec to its rows, its series and its figures."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import os
 import resource
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import files, results, stats
 from ..audit import audit
@@ -21,7 +23,8 @@ from ..params import Load, Slo
 from ..points import PointSpec
 from . import arrivals, summary
 from .client import Client, Reply, now
-from .loops import Rule, Tracker, closed_loop, open_loop
+from .lengths import Length
+from .loops import ClosedLoop, OpenLoop, Rule, Tracker
 from .metrics import Scraper
 from .prompts import Bodies, Prompts
 
@@ -32,8 +35,9 @@ _OPTIONS: list[dict[str, Any]] = [
     {"ignore_eos": True, "stream_options": {"include_usage": True}},
     {"stream_options": {"include_usage": True}},
 ]
-_dialects: dict[tuple[str, str], dict[str, Any]] = {}  # what each server took; asked once a process
+_dialects: dict[tuple[str, str, bool], dict[str, Any]] = {}  # what each server took; asked once a process
 Progress = Callable[[str], None]
+T = TypeVar("T")
 
 
 def rule_of(spec: PointSpec, load: Load, deadline_s: float | None = None) -> Rule:
@@ -49,8 +53,16 @@ def rule_of(spec: PointSpec, load: Load, deadline_s: float | None = None) -> Rul
     return Rule(max(c, load.warmup_requests), least, most, load.min_seconds, limit)
 
 
-async def measure_point(
-    spec: PointSpec,
+async def measure_point(spec: PointSpec, *, rule: Rule | None = None, **options: Any) -> dict[str, Any]:
+    """Load one server with one point's requests and return the point (results.POINT_KEYS and further keys).
+
+    rule: when the point is warm and done, if not as rule_of says. options: see measure_ramp; this is one stage of it.
+    """
+    return (await measure_ramp([spec], rules=[rule] if rule else None, **options))[0]
+
+
+async def measure_ramp(
+    specs: Sequence[PointSpec],
     *,
     url: str,
     model: str,
@@ -62,84 +74,132 @@ async def measure_point(
     floors: Mapping[str, float] | None = None,
     on_progress: Progress | None = None,
     deadline_s: float | None = None,
-    rule: Rule | None = None,
+    rules: Sequence[Rule] | None = None,
     api_key: str | None = None,
     prompt_set: str | None = None,
     shared_prefix_tokens: int = 0,
     replay_s: Sequence[float] = (),
-    prompt_range: tuple[int, int] | None = None,
-    output_range: tuple[int, int] | None = None,
+    prompt_lengths: Length | None = None,
+    output_lengths: Length | None = None,
     endpoint: str = "/v1/completions",
     text: bool = False,
-) -> dict[str, Any]:
-    """Load one server with one point's requests and return the point (results.POINT_KEYS and further keys).
+    turns: int = 1,
+) -> list[dict[str, Any]]:
+    """Load one server in stages without a pause between them, and return each stage's point.
+
+    Every stage has a warm-up and a window of its own; clients of a closed loop are added, never taken away, and an
+    open loop's rate changes at once. What a stage has in flight at its end is a warm-up request of the next.
 
     vocab: token ids that prompts may use. batching: whether the engine decodes requests together. run_dir: where rows,
-    series and the point go (None: nowhere). floors: see audit. deadline_s: seconds that the point may take at most,
-    beside load.max_seconds. rule: when the point is warm and done, if not as rule_of says. prompt_set: points that
-    name the same set send the same prompts (else every point has its own). prompt_range, output_range: lengths
-    uniform in a range instead of the spec's. text: words instead of token ids, always so at a chat endpoint.
-    on_progress gets a short text about twice a second.
+    series and points go (None: nowhere). floors: see audit. deadline_s: seconds that a stage may take at most, beside
+    load.max_seconds. rules: when each stage is warm and done, if not as rule_of says. prompt_set: points that name the
+    same set send the same prompts (else every point has its own). prompt_lengths, output_lengths: instead of the
+    spec's. text: words instead of token ids, always so at a chat endpoint. turns: requests of a conversation, each with
+    all that was said before in its prompt (closed loop only). on_progress gets a short text about twice a second.
     Raises ServebookError when nothing answers, the server refuses the requests, or results cannot be written.
     """
     _allow_many_sockets()
-    rule = rule or rule_of(spec, load, deadline_s)
-    labels = _prompt_labels(spec, load, run_dir, prompt_set)
+    rules = rules or [rule_of(spec, load, deadline_s) for spec in specs]
+    first = specs[0]
+    prompt_set = prompt_set or getattr(first, "prompt_set", None)
+    labels = _prompt_labels(first, load, run_dir, prompt_set)
     chat = endpoint.endswith("/chat/completions")
     text = text or chat
-    async with Client(url, endpoint=endpoint, api_key=api_key, timeout_s=load.request_timeout_s) as client:
+    stages: list[_Stage] = []
+    async with (
+        Client(url, endpoint=endpoint, api_key=api_key, timeout_s=load.request_timeout_s) as client,
+        contextlib.AsyncExitStack() as stack,
+    ):
         try:
-            async with asyncio.timeout(rule.time_limit_s):
-                await client.open_connections(min(spec.concurrency or 8, 1024))
-                accepted = await _dialect(client, model, None if text else vocab, chat=chat)
+            async with asyncio.timeout(rules[0].time_limit_s):
+                await client.open_connections(min(max(s.concurrency or 8 for s in specs), 1024))
+                accepted = await _dialect(client, model, None if text else vocab, chat=chat, ids=turns > 1)
         except TimeoutError:
-            raise ServebookError(f"no answer within {rule.time_limit_s:g} s", url, "See the server's log") from None
+            raise ServebookError(f"no answer within {rules[0].time_limit_s:g} s", url, "See the server's log") from None
         payload = {"model": model, "stream": True, "temperature": load.temperature}
         payload |= {k: v for k in ("top_p", "top_k") if (v := getattr(load, k)) is not None}
         payload |= accepted
         prompts = Prompts(
-            vocab, prompt_range or spec.prompt_tokens, *labels, shared_tokens=shared_prefix_tokens, text=text
+            vocab, prompt_lengths or first.prompt_tokens, *labels, shared_tokens=shared_prefix_tokens, text=text
         )
-        bodies = Bodies(prompts, payload, output_range or spec.output_tokens, chat=chat)
-        scraper = Scraper(client.session, url, load.scrape_interval_s, now)
-        await scraper.scrape()
-        started_at, start = datetime.now(UTC), now()
-        with _writer(spec, run_dir) as write, _quiet_collector():
-            tracker = Tracker(
-                rule, start, spec.concurrency, lambda r: write(summary.row(r, start)), spec.rate_per_s is not None
-            )
+        bodies = Bodies(prompts, payload, output_lengths or first.output_tokens, chat=chat)
+        closed = first.rate_per_s is None and not replay_s
+        closed_loop = ClosedLoop(client, bodies, jitter_s=load.jitter_s, seed=str(labels), turns=turns)
+        open_loop = OpenLoop(client, bodies)
+        stack.enter_context(_quiet_collector())
+        for spec, rule in zip(specs, rules, strict=True):
+            scraper = Scraper(client.session, url, load.scrape_interval_s, now)
+            await scraper.scrape()
+            started_at, start = datetime.now(UTC), now()
+            write = stack.enter_context(_writer(spec, run_dir))
+            keep = partial(_keep, write, start)
+            tracker = Tracker(rule, start, spec.concurrency, keep, not closed, last=spec is specs[-1])
             async with _watch(tracker, scraper, rule, on_progress) as health:
-                if spec.rate_per_s is None and not replay_s:
-                    await closed_loop(
-                        client, bodies, tracker,
-                        concurrency=spec.concurrency or 1, jitter_s=load.jitter_s, seed=str(labels),
-                    )  # fmt: skip
+                if closed:
+                    await closed_loop.run(tracker, spec.concurrency or 1)
                 else:
                     due = arrivals.schedule(
-                        "replay" if replay_s else spec.arrivals, spec.rate_per_s or 1.0, *labels,
+                        "replay" if replay_s else spec.arrivals, spec.rate_per_s or 1.0, *labels, spec.point,
                         gamma_shape=spec.gamma_shape, times_s=replay_s,
                     )  # fmt: skip
-                    await open_loop(client, bodies, tracker, due=due)
+                    await open_loop.run(tracker, due)
+            stages.append(_Stage(spec, tracker, scraper, health, started_at))
+    expected = prompt_set is not None or shared_prefix_tokens > 0 or turns > 1
+    return [
+        _point(s, load=load, slo=slo, batching=batching, floors=floors, run_dir=run_dir, cache_expected=expected)
+        for s in stages
+    ]
+
+
+@dataclass(frozen=True)
+class _Stage:
+    spec: PointSpec
+    tracker: Tracker
+    scraper: Scraper
+    health: dict[str, Any]
+    started_at: datetime
+
+
+def _point(
+    stage: _Stage,
+    *,
+    load: Load,
+    slo: Slo,
+    batching: bool,
+    floors: Mapping[str, float] | None,
+    run_dir: Path | None,
+    cache_expected: bool,
+) -> dict[str, Any]:
+    """A measured stage as a point, judged and stored."""
+    spec, tracker, scraper = stage.spec, stage.tracker, stage.scraper
     scraper.close()
     point = dict.fromkeys(results.POINT_KEYS) | {
         key: getattr(spec, key)
         for key in ("sweep", "engine", "kind", "point", "concurrency", "rate_per_s", "prompt_tokens", "output_tokens")
     }
     point |= summary.summarize(tracker, slo, batching=batching, scraper=scraper)
-    point |= health | {"client_gap_mean_s": stats.mean(tracker.client_gaps)}
+    point |= stage.health | {"client_gap_mean_s": stats.mean(tracker.client_gaps)}
     point["seed"] = load.seed
-    point["started_at"] = started_at.isoformat(timespec="seconds")
-    expected = prompt_set is not None or shared_prefix_tokens > 0
-    point["verdict"], point["reasons"] = audit(point, floors, cache_expected=expected)
+    point["started_at"] = stage.started_at.isoformat(timespec="seconds")
+    point["verdict"], point["reasons"] = audit(point, floors, cache_expected=cache_expected)
     if run_dir is not None:
         series = results.series_path(run_dir, spec.sweep, spec.engine, spec.point)
-        results.write_csv(series, scraper.columns(), scraper.rows(start))
+        results.write_csv(series, scraper.columns(), scraper.rows(tracker.start))
         results.write_point(run_dir, point)
     return point
 
 
-def measure_point_sync(spec: PointSpec, **arguments: Any) -> dict[str, Any]:
+def measure_point_sync(spec: PointSpec, **options: Any) -> dict[str, Any]:
     """measure_point in a thread and event loop of its own, so that it also works inside a notebook's running loop."""
+    return _in_thread(lambda: measure_point(spec, **options))
+
+
+def measure_ramp_sync(specs: Sequence[PointSpec], **options: Any) -> list[dict[str, Any]]:
+    """measure_ramp, as measure_point_sync."""
+    return _in_thread(lambda: measure_ramp(specs, **options))
+
+
+def _in_thread(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
     outcome: list[Any] = []
 
     def work() -> None:
@@ -148,7 +208,7 @@ def measure_point_sync(spec: PointSpec, **arguments: Any) -> dict[str, Any]:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
         try:
             with asyncio.Runner(loop_factory=_fast_loop()) as runner:
-                task = runner.get_loop().create_task(measure_point(spec, **arguments))
+                task = runner.get_loop().create_task(start())
                 holder.append((runner.get_loop(), task))
                 outcome.extend((runner.get_loop().run_until_complete(task), None))
         except BaseException as error:
@@ -194,14 +254,23 @@ def _prompt_labels(spec: PointSpec, load: Load, run_dir: Path | None, prompt_set
     return (*labels, spec.sweep, spec.engine, spec.point, attempt)
 
 
-async def _dialect(client: Client, model: str, vocab: range | Sequence[int] | None, *, chat: bool) -> dict[str, Any]:
-    """What else the server takes in a request, tried once a process; text is sent where no token ids are given."""
-    key = (client.endpoint, model)
+async def _dialect(
+    client: Client, model: str, vocab: range | Sequence[int] | None, *, chat: bool, ids: bool
+) -> dict[str, Any]:
+    """What else the server takes in a request, tried once a process; text is sent where no token ids are given.
+    ids: an answer's token ids are wanted, so that a conversation can go on from them."""
+    wanted = ids and vocab is not None
+    key = (client.endpoint, model, wanted)
     if key not in _dialects:
         prompt: Any = "one two" if vocab is None else [int(v) for v in vocab[:4]]
         asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
-        _dialects[key] = await client.accepted(_OPTIONS, {"model": model, **asked, "max_tokens": 2, "stream": True})
+        options = [{**_OPTIONS[0], "return_token_ids": True}, *_OPTIONS] if wanted else _OPTIONS
+        _dialects[key] = await client.accepted(options, {"model": model, **asked, "max_tokens": 2, "stream": True})
     return _dialects[key]
+
+
+def _keep(write: Callable[[Mapping[str, Any]], None], start: float, reply: Reply) -> None:
+    write(summary.row(reply, start))
 
 
 @contextlib.contextmanager
@@ -281,4 +350,6 @@ def _allow_many_sockets() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard if soft < hard else soft, hard))
 
 
-__all__ = ["PointSpec", "Reply", "measure_point", "measure_point_sync", "rule_of"]
+__all__ = [
+    "PointSpec", "Reply", "measure_point", "measure_point_sync", "measure_ramp", "measure_ramp_sync", "rule_of",
+]  # fmt: skip

@@ -9,9 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from .lengths import Length, length_at
+from .stream import TokenStream
 
 
 def usable_ids(vocab: range | Sequence[int]) -> np.ndarray:
@@ -28,11 +32,8 @@ def seed_of(*labels: object) -> list[int]:
     return np.frombuffer(digest[:16], np.uint32).tolist()
 
 
-Length = int | tuple[int, int]  # fixed, or uniform between two lengths, both included
-
-
 class Prompts:
-    """Request number i's prompt of one point: `ids(i)` or `encoded(i)`, independent between requests.
+    """Request number i's prompt of one point: `ids(i)` or `inside(i)`, independent between requests.
 
     shared_tokens: so many leading tokens are the same in every prompt of the set (a shared prefix).
     text: words instead of token ids, for servers that take no ids; a word is a token or two, usage tells.
@@ -55,45 +56,79 @@ class Prompts:
         self._prefix = np.random.default_rng([*self._seed, 0]).integers(0, len(self.vocab), shared_tokens)
 
     def length_of(self, index: int) -> int:
-        return length_at(self.length, [*self._seed, 2, index])
+        return length_at(self.length, [*self._seed, 2], index)
 
-    def _rows(self, index: int) -> np.ndarray:
-        length, shared = self.length_of(index), self._prefix
+    def _rows(self, index: int, prefix: bool = True) -> np.ndarray:
+        length, shared = self.length_of(index), self._prefix if prefix else self._prefix[:0]
         own = np.random.default_rng([*self._seed, 1, index]).integers(0, len(self.vocab), max(0, length - len(shared)))
         return np.concatenate([shared[:length], own]) if len(shared) else own
 
     def ids(self, index: int) -> list[int]:
         return self.vocab[self._rows(index)].tolist()
 
-    def encoded(self, index: int) -> bytes:
-        """The prompt as JSON: an array of integers, or a string."""
-        inside = self._table[self._rows(index)].tobytes()
-        return b'"' + inside + b'"' if self.text else b"[" + inside[:-1] + b"]"
+    def inside(self, index: int, *, prefix: bool = True) -> bytes:
+        """The prompt as the inside of a JSON array (ids, each with its comma) or string (words)."""
+        return self._table[self._rows(index, prefix)].tobytes()
+
+    def stand_in(self, index: int, tokens: int) -> bytes:
+        """Random tokens in place of an answer that the server did not give the ids of."""
+        rows = np.random.default_rng([*self._seed, 3, index]).integers(0, len(self.vocab), tokens)
+        return self._table[rows].tobytes()
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A conversation so far: what was said by turns, the user first, as JSON insides, and its length in tokens."""
+
+    said: tuple[bytes, ...] = ()
+    tokens: int = 0
+
+    @property
+    def turn(self) -> int:
+        return len(self.said) // 2
+
+
+FRESH = Talk()
 
 
 class Bodies:
     """Request bodies: the constant part encoded once, prompt and length spliced in. chat: as messages."""
 
     def __init__(self, prompts: Prompts, payload: dict[str, Any], output_tokens: Length, *, chat: bool = False) -> None:
-        self.prompts, self.output_tokens = prompts, output_tokens
-        before, after = (b'"messages":[{"role":"user","content":', b"}]") if chat else (b'"prompt":', b"")
-        self._head = b"{" + before
-        self._tail = after + b"," + json.dumps(payload, separators=(",", ":")).encode()[1:-1] + b',"max_tokens":%d}'
+        self.prompts, self.output_tokens, self.chat = prompts, output_tokens, chat
+        self._tail = b"," + json.dumps(payload, separators=(",", ":")).encode()[1:-1] + b',"max_tokens":%d}'
 
-    def asked(self, index: int) -> tuple[int, int]:
+    def asked(self, index: int, talk: Talk = FRESH) -> tuple[int, int]:
         """Prompt tokens (0: not known beforehand) and output tokens of a request."""
-        output = length_at(self.output_tokens, [*seed_of("output"), index])
-        return 0 if self.prompts.text else self.prompts.length_of(index), output
+        output = length_at(self.output_tokens, seed_of("output"), index)
+        return 0 if self.prompts.text else talk.tokens + self.prompts.length_of(index), output
 
-    def __call__(self, index: int) -> bytes:
-        return self._head + self.prompts.encoded(index) + self._tail % self.asked(index)[1]
+    def __call__(self, index: int, talk: Talk = FRESH) -> bytes:
+        """The body of request number `index`: its own prompt, after what its conversation has said before."""
+        said = (*talk.said, self.prompts.inside(index, prefix=not talk.said))
+        if self.chat:
+            roles = (b"user", b"assistant")
+            messages = [b'{"role":"%b","content":"%b"}' % (roles[i % 2], part) for i, part in enumerate(said)]
+            prompt = b'{"messages":[' + b",".join(messages) + b"]"
+        elif self.prompts.text:
+            prompt = b'{"prompt":"' + b"".join(said) + b'"'
+        else:
+            prompt = b'{"prompt":[' + b"".join(said)[:-1] + b"]"
+        return prompt + self._tail % self.asked(index)[1]
 
-
-def length_at(length: Length, seed: list[int]) -> int:
-    """A request's length: the fixed one, or its draw from the range."""
-    if isinstance(length, int):
-        return length
-    return int(np.random.default_rng(seed).integers(length[0], length[1] + 1))
+    def after(self, index: int, talk: Talk, stream: TokenStream) -> Talk:
+        """The conversation after an answer: with the server's own ids or text, where ids were asked for and not given
+        with random ones of the same number."""
+        ids, text = stream.answer()
+        tokens = stream.tokens or 0
+        if self.prompts.text:
+            answer = json.dumps(text).encode()[1:-1]
+        elif ids and len(ids) == tokens:
+            answer = b"".join(b"%d," % i for i in ids)
+        else:
+            answer = self.prompts.stand_in(index, tokens)
+        said = (*talk.said, self.prompts.inside(index, prefix=not talk.said), answer)
+        return Talk(said, talk.tokens + self.prompts.length_of(index) + tokens)
 
 
 def _word(number: int) -> str:

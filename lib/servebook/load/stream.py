@@ -43,7 +43,7 @@ class TokenStream:
     """Collects one response. After `finish`: `times`/`counts` are the reads that completed token events and the
     number of events each; `tokens`, `prompt_tokens`, `cached_tokens` come from the server's usage (None if absent);
     `first_tokens` is the token count of the first event (None: not told); `error` is the server's message if it sent
-    one; `ended` says that the server marked the end.
+    one; `ended` says that the server marked the end. keep: the answer itself is wanted afterwards.
     """
 
     __slots__ = (
@@ -51,7 +51,7 @@ class TokenStream:
         "prompt_tokens", "times", "tokens",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, *, keep: bool = False) -> None:
         self.times: list[float] = []
         self.counts: list[int] = []
         self.tokens: int | None = None
@@ -63,7 +63,8 @@ class TokenStream:
         self._started = False
         self._lead: list[float] = []  # events before the first sure token that may have been tokens
         self._tail = b""
-        self._recent: deque[bytes] = deque(maxlen=8)  # enough for the last token, finish, usage and [DONE] events
+        # enough for the last token, finish, usage and [DONE] events; all of it where the answer is wanted
+        self._recent: deque[bytes] = deque(maxlen=None if keep else 8)
 
     def feed(self, data: bytes, now: float) -> None:
         """Take what one read returned, stamped at its arrival."""
@@ -134,6 +135,16 @@ class TokenStream:
         self._claim_lead()
         if self.first_tokens is None and self.events == self.tokens:
             self.first_tokens = 1
+
+    def answer(self) -> tuple[list[int], str]:
+        """What a kept stream said: its token ids (empty where the server gives none) and its text."""
+        ids: list[int] = []
+        text: list[str] = []
+        for line in _data_lines(b"".join(self._recent)):
+            for choice in (_parse(line) or {}).get("choices") or ():
+                ids += choice.get("token_ids") or ()
+                text.append(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
+        return ids, "".join(text)
 
     def _drop_last(self, events: int) -> None:
         while events and self.counts:

@@ -63,6 +63,7 @@ def row(reply: Reply, start: float) -> dict[str, Any]:
         "tpot_s": span(reply.tpot_s),
         "e2e_s": span(reply.e2e_s),
         "gaps_ms": [round(gap * 1e3, 2) for gap in reply.gaps_s()],
+        "turn": reply.turn,
     }
 
 
@@ -119,7 +120,8 @@ def _spread(prefix: str, values: Sequence[float], percentiles: Sequence[int]) ->
 def summarize(tracker: Tracker, slo: Slo, *, batching: bool, scraper: metrics.Scraper | None) -> dict[str, Any]:
     """The measured part of a point: figures, and the facts that the audit weighs."""
     good = [r for r in tracker.measured if r.ok]
-    everything = tracker.ended
+    ended = tracker.ended
+    everything = [*ended, *tracker.carried]
     begin, end = tracker.window_start, tracker.window_end
     failed = [r for r in tracker.measured if not r.ok]
     unfinished = [r for r in failed if r.end is None]
@@ -127,13 +129,15 @@ def summarize(tracker: Tracker, slo: Slo, *, batching: bool, scraper: metrics.Sc
         "requests": len(good),
         "failures": len(failed),
         "unfinished": len(unfinished),
-        "warmup_failures": sum(r.phase == "warmup" and not r.ok for r in everything),
-        "errors": dict(Counter(r.error for r in everything if r.error and r.phase != "drain").most_common(5)),
+        "warmup_failures": sum(r.phase == "warmup" and not r.ok for r in ended),
+        "errors": dict(Counter(r.error for r in ended if r.error and r.phase != "drain").most_common(5)),
         "stop_reason": tracker.stop_reason,
         "converged": converged(tracker.measured),
         "seconds": end - begin if begin is not None and end is not None else 0.0,
     }
     out |= _latencies(good) | _shape(good) | _hung(tracker, good)
+    if any(r.turn for r in good):
+        out["turns"] = _turns(good)
     if begin is None or end is None or end <= begin:
         return out
     tokens = Tokens(everything)
@@ -188,6 +192,17 @@ def _latencies(good: Sequence[Reply]) -> dict[str, Any]:
     out |= {"ttft_min_s": min(ttft, default=None), "tpot_min_s": min(tpot, default=None)}
     out |= {"ttft_drift": stats.drift(ttft), "tpot_drift": stats.drift(tpot)}
     return out
+
+
+def _turns(good: Sequence[Reply]) -> list[dict[str, Any]]:
+    """Conversations turn by turn: how the prompt grew and what that did to the first token."""
+    table = []
+    for turn in sorted({r.turn for r in good}):
+        own = [r for r in good if r.turn == turn]
+        ttft = stats.mean([v for r in own if (v := r.ttft_s) is not None])
+        prompt = stats.mean([r.stream.prompt_tokens for r in own if r.stream.prompt_tokens is not None])
+        table.append({"turn": turn, "requests": len(own), "prompt_tokens_mean": prompt, "ttft_mean_s": ttft})
+    return table
 
 
 def _shape(good: Sequence[Reply]) -> dict[str, Any]:

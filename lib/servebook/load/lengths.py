@@ -1,0 +1,113 @@
+"""How long prompts and answers are: one length, a range, a normal or log-normal spread, or a list from a file.
+
+A request's length is a function of (distribution, seed, index) alone, so a run can be repeated to the token.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from ..errors import ServebookError
+
+SYNTAX = "512, 100:1000 (uniform), normal:512,128 or lognormal:512,256 (mean, sd), these with ,LOW,HIGH as bounds"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Lengths of a normal or log-normal law with this mean and standard deviation in tokens, drawn again until they
+    lie in [low, high]; so bounds that cut deep move the mean, which is then the mean of what is left."""
+
+    law: Literal["normal", "lognormal"]
+    mean: float
+    sd: float
+    low: int = 1
+    high: int = 1 << 20
+
+    def draw(self, rng: np.random.Generator) -> int:
+        for _ in range(1000):
+            if self.law == "normal":
+                value = rng.normal(self.mean, self.sd)
+            else:
+                variance = math.log1p((self.sd / self.mean) ** 2)
+                value = rng.lognormal(math.log(self.mean) - variance / 2, math.sqrt(variance))
+            if self.low <= round(value) <= self.high:
+                return round(value)
+        return min(max(round(self.mean), self.low), self.high)  # bounds far outside the law
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Lengths in this order, from the start again when they are used up."""
+
+    values: tuple[int, ...]
+
+
+Length = int | tuple[int, int] | Spread | Listed  # one length; uniform between two, both included; a law; a list
+
+
+def length_at(length: Length, seed: list[int], index: int) -> int:
+    """Request number `index`'s length."""
+    if isinstance(length, int):
+        return length
+    if isinstance(length, Listed):
+        return length.values[index % len(length.values)]
+    rng = np.random.default_rng([*seed, index])
+    return length.draw(rng) if isinstance(length, Spread) else int(rng.integers(length[0], length[1] + 1))
+
+
+def typical(length: Length) -> int:
+    """The mean length, for a point's name and table."""
+    if isinstance(length, int):
+        return length
+    if isinstance(length, Spread):
+        return round(length.mean)
+    return round(float(np.mean(length.values if isinstance(length, Listed) else length)))
+
+
+def parse(text: str) -> Length:
+    """A length as typed (SYNTAX). Raises ValueError with what is valid."""
+    law, _, rest = text.partition(":")
+    try:
+        if law in ("normal", "lognormal"):
+            mean, sd, *bounds = (float(part) for part in rest.split(","))
+            low, high = (int(bounds[0]), int(bounds[1])) if bounds else (1, 1 << 20)
+            if len(bounds) in (0, 2) and mean > 0 and sd >= 0 and 0 < low <= high:
+                return Spread("normal" if law == "normal" else "lognormal", mean, sd, low, high)
+        else:
+            low, high = int(law), int(rest or law)
+            if 0 < low <= high:
+                return low if low == high else (low, high)
+    except (ValueError, IndexError):
+        pass
+    raise ValueError(f"{text!r} is no length; valid: {SYNTAX}")
+
+
+def read_csv(path: Path) -> tuple[Listed, Listed]:
+    """Prompt and output lengths, a request a line, from a CSV file with the columns prompt_tokens and output_tokens.
+
+    Raises ServebookError for a file that cannot be read, lacks a column, or holds anything but positive counts.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as f:
+            rows = list(csv.DictReader(f))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ServebookError(f"cannot read the lengths ({error})", str(path)) from None
+    pairs = []
+    for line, row in enumerate(rows, 2):
+        try:
+            pair = int(row["prompt_tokens"]), int(row["output_tokens"])
+        except (KeyError, TypeError, ValueError):
+            pair = 0, 0
+        if min(pair) < 1:
+            fix = "The first line is prompt_tokens,output_tokens; every other holds two counts of at least 1"
+            raise ServebookError("no prompt and output length", f"{path}, line {line}", fix)
+        pairs.append(pair)
+    if not pairs:
+        raise ServebookError("holds no lengths", str(path), "One request a line under prompt_tokens,output_tokens")
+    return Listed(tuple(p for p, _ in pairs)), Listed(tuple(o for _, o in pairs))
