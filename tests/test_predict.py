@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from servebook import capacity, forecast, hardware, model, params, predict
+from servebook import capacity, forecast, hardware, ink, model, params, predict, score
 from servebook.errors import ServebookError
 from servebook.params import ModelParams, RunParams, Slo
 
@@ -146,6 +146,15 @@ def test_rates_are_shares_of_the_predicted_capacity(datasheet):
     assert naive == pytest.approx(1 / t["e2e_s"]["value"], rel=0.02)
 
 
+def test_an_open_loop_below_saturation_is_predicted_at_its_rate(datasheet):
+    for p in (p for p in datasheet["points"] if p["sweep"] == "rates"):
+        m = p["metrics"]
+        assert m["request_rate_per_s"]["value"] == pytest.approx(p["rate_per_s"])
+        if p["engine"] == "vllm":
+            assert m["output_tok_per_s"]["value"] == pytest.approx(128 * p["rate_per_s"], rel=0.03)
+            assert m["tpot_s"]["value"] > 0.028  # the A40's C = 1 figure
+
+
 def test_kv_pool_is_near_what_the_engines_reported():
     q8 = model.load_shape(ModelParams(config="qwen3-8b", weights="dummy"), ROOT)
     for shape, gpu, reported in ((SHAPE, "A40", 430_528), (q8, "A100-80GB-SXM", 410_240)):
@@ -216,6 +225,47 @@ def test_ink_dries_when_a_point_is_measured(tmp_path, datasheet):
     stored = json.loads((tmp_path / "predictions.json").read_text())["frozen"]
     assert [e["stage"] for e in stored] == ["datasheet", "datasheet", "calibrated:vllm", "calibrated:vllm"]
     assert stored[0] == first  # what was written stays
+
+
+def test_a_point_added_later_gets_ink_and_the_measured_keep_theirs(tmp_path, datasheet):
+    old = [p for p in datasheet["points"] if p["point"] != "c0008"]
+    first = predict.freeze(tmp_path, "calibrated:vllm", datasheet | {"points": old})
+    measure(tmp_path, "short", "vllm", "c0001")
+
+    def moved(p):
+        return p | {"wall_s": p["wall_s"] + 1}
+
+    later = changed(datasheet, x=1) | {"points": [moved(p) for p in datasheet["points"]]}
+    later["points"] = [p for p in later["points"] if p["sweep"] == "short"]
+    stands = predict.freeze(tmp_path, "calibrated:vllm", later)
+    stored = json.loads((tmp_path / "predictions.json").read_text())["frozen"]
+    assert stored[0] == first and stored[1]["additional"] and not stored[1]["late"]
+    added = {ink.key(p) for p in stored[1]["points"]}
+    assert ("short", "vllm", "c0008") in added and ("short", "vllm", "c0001") not in added
+    by_key = {ink.key(p): p for p in stands["points"]}
+    assert by_key["short", "vllm", "c0001"] in first["points"]  # measured: as it was written before
+    assert by_key["short", "vllm", "c0008"] in stored[1]["points"]
+    assert set(by_key) == {ink.key(p) for p in datasheet["points"]}
+    scored = score.prediction_frame(stored)
+    one = scored[(scored["point"] == "c0008") & (scored["engine"] == "vllm") & (scored["metric"] == "tpot_s")]
+    assert len(one) == 1
+    # nothing new to say: nothing is written, though the server's facts moved
+    assert predict.freeze(tmp_path, "calibrated:vllm", later | {"inputs": {"y": 2}}) == stands
+    # parameters changed: the point is measured again, and what it will be scored against is frozen before
+    again = predict.freeze(tmp_path, "calibrated:vllm", later | {"inputs": {"y": 3}}, measured=set())
+    renewed = next(p for p in again["points"] if ink.key(p) == ("short", "vllm", "c0001"))
+    assert renewed == moved(by_key["short", "vllm", "c0001"])
+
+
+def test_rates_stay_shares_of_the_capacity_that_was_frozen(tmp_path, datasheet):
+    predict.freeze(tmp_path, "datasheet", datasheet)
+    assert predict.capacity_in_ink(tmp_path, "datasheet") == {}  # nothing measured: still open
+    measure(tmp_path, "calibration", "vllm", "p00512-o0128")
+    known = predict.capacity_in_ink(tmp_path, "datasheet")
+    assert known == datasheet["capacity_per_s"]
+    told = {"rates/vllm": 2.0}
+    half = predict.predict_run(run_params(), SHAPE, A40, capacity_per_s=told, engines=["vllm"], n_samples=2)
+    assert [p["rate_per_s"] for p in half["points"] if p["sweep"] == "rates"] == [0.6, 1.2]
 
 
 def test_a_prediction_after_the_fact_says_so(tmp_path, datasheet):

@@ -55,6 +55,53 @@ def test_a_request_that_arrives_mid_step_waits_for_the_queued_batch_too():
     assert waits[True] == pytest.approx(waits[False] + 0.010, abs=1e-4)
 
 
+class Launching(Times):
+    """The GPU takes 10 ms a decode step, 1 ms one that prefills; launching that takes the host 30 ms."""
+
+    def decode(self, decodes, kv_tokens):
+        return 0.010, 0.0
+
+    def mixed(self, step):
+        return 0.001
+
+    def launch(self, tokens):
+        return 0.030
+
+
+def test_a_launch_is_hidden_only_by_the_step_before():
+    # nothing runs before a lone prompt: all of its launch shows
+    r = simulate(SchedulerConfig(), Launching(), Load([Prompt(16, 11)], concurrency=1, requests=5, warmup=2))
+    assert r.mean("ttft_s") == pytest.approx(0.002 + 0.030)
+    # another's decode step (10 ms) runs while the prompt's step is launched: it loses 20 ms, not 30
+    load = Load([Prompt(16, 400)], arrivals_s=[0.0, 1.0], requests=2)
+    a, b = simulate(SchedulerConfig(), Launching(), load).requests
+    alone = simulate(SchedulerConfig(), Launching(), Load([Prompt(16, 400)], arrivals_s=[0.0])).requests[0]
+    assert 0.020 <= a.end_s - alone.end_s < 0.031 and b.first_s > 1.032
+
+
+def test_an_open_loop_below_saturation_puts_out_what_is_offered():
+    # decode at 10 ms a step whatever the batch, prefill 0.1 s: 4 requests/s of 20 tokens is far from saturated
+    outs, rates = [], []
+    for seed in range(4):
+        times = arrivals("poisson", 4.0, 2000, seed)
+        load = Load([Prompt(16, 20)], arrivals_s=times, warmup=3, requests=300, seed=seed)
+        r = simulate(SchedulerConfig(), Times(), load)
+        assert r.complete and len(r.requests) >= 300
+        assert all(r.window[0] <= q.sent_s <= r.window[1] for q in r.requests)  # measured by arrival
+        outs.append(r.output_tokens / r.seconds)
+        rates.append(len(r.requests) / r.seconds)
+        # tokens come out as requests go in, whatever the window
+        assert outs[-1] == pytest.approx(20 * rates[-1], rel=0.02)
+    assert sum(outs) / 4 == pytest.approx(80, rel=0.05)
+
+
+def test_an_overloaded_open_loop_puts_out_less():
+    times = arrivals("poisson", 40.0, 4000, 1)
+    load = Load([Prompt(16, 20)], arrivals_s=times, warmup=3, requests=200)
+    r = simulate(SchedulerConfig(max_num_seqs=4), Times(), load)
+    assert r.output_tokens / r.seconds < 0.5 * 40 * 20
+
+
 def test_running_gauge_starts_when_a_first_step_ends():
     r = simulate(SchedulerConfig(), Times(), Load([Prompt(16, 11)], concurrency=1, requests=50, warmup=2))
     decode = 10 * 0.010

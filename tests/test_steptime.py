@@ -23,7 +23,7 @@ def constants(**over):
     base = {
         "bandwidth_share": 1.0, "matmul_share": 1.0, "overlap_loss": 0.0, "attention_share": 1.0, "mixed_rows": 1.0,
         "host_s": 0.0, "host_per_sequence_s": 0.0, "frontend_request_s": 0.0, "frontend_token_s": 0.0,
-        "layer_launch_s": 0.0, "kv_recopy": 3.0,
+        "layer_launch_s": 0.0, "piecewise_share": 0.6, "kv_recopy": 3.0,
     }  # fmt: skip
     return base | over
 
@@ -106,3 +106,27 @@ def test_sliding_window_bounds_what_decodes_read():
     times, plain = VllmTimes(windowed, A40, constants()), VllmTimes(shape, A40, constants())
     a, b = times.decode(4, 4 * 8000)
     assert a + b * 32000 == pytest.approx(sum(f * k for f, k in zip(plain.decode(4, 0), (1, 4000), strict=True)))
+
+
+def test_a_step_that_prefills_ends_no_sooner_than_it_is_launched(qwen):
+    # an H200 prefills 128 tokens in the time of 512 (14 ms), and 513 in 22: the host launches, not the GPU computes
+    h200 = CATALOG["H200"]
+    times = VllmTimes(qwen, h200, constants(layer_launch_s=0.0008), captured_tokens=512)
+    assert times.launch(512) == pytest.approx(0.6 * 28 * 0.0008)
+    assert times.launch(513) == pytest.approx(28 * 0.0008)
+    assert times.first_token(128, 2048) == times.first_token(512, 2048) == times.launch(512)
+    assert times.launch_bound(512, 2048) == (True, False)  # a pure decode step is one graph
+    assert times.decode(8, 0)[0] < 0.004
+    # 16 chunks of a long prompt keep the GPU busy: their launches are hidden
+    long = times.first_token(32_768, 2048)
+    assert long == pytest.approx(VllmTimes(qwen, h200, constants()).first_token(32_768, 2048))
+    assert times.launch_bound(32_768, 2048)[0] is False
+
+
+def test_without_graphs_decode_is_launch_bound_too(qwen):
+    eager = VllmTimes(qwen, CATALOG["H200"], constants(layer_launch_s=0.0008), captured_tokens=0)
+    assert eager.decode(1, 1000) == (28 * 0.0008, 0.0)
+    assert sum(eager.parts(1, 1000, []).values()) == pytest.approx(28 * 0.0008)
+    assert eager.launch_bound(512, 2048) == (True, True)
+    slow = VllmTimes(qwen, CATALOG["L4"], constants(layer_launch_s=0.0008), captured_tokens=0)
+    assert slow.decode(1, 0)[0] > 2 * 28 * 0.0008  # 14 GB over 300 GB/s: the GPU is slower than any launch

@@ -15,7 +15,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import analysis, closed_forms, files, hardware, model, params, points, predict, provenance, results, roofline
+from . import (  # fmt: skip
+    analysis,
+    closed_forms,
+    files,
+    hardware,
+    ink,
+    model,
+    params,
+    points,
+    predict,
+    provenance,
+    results,
+    roofline,
+)
 from .errors import ServebookError
 from .points import PointSpec
 
@@ -132,26 +145,30 @@ class Book:
     def predict(self, engine: str | None = None) -> dict[str, Any]:
         """Predict and freeze: before anything is measured (no engine), or for one engine after its C = 1 points.
 
-        Returns the frozen entry, the old one where later points forbid a new.
+        Returns what stands in ink: points that are measured keep what was frozen before they were.
         """
-        if engine is None:
-            prediction = predict.predict_run(self.params, self.shape, self.gpu)
-            return predict.freeze(self.dir, "datasheet", prediction)
-        measured = [p for p in self.stored_points() if p["engine"] == engine and p["sweep"] == points.CALIBRATION]
+        stage, of = "datasheet" if engine is None else f"calibrated:{engine}", None if engine is None else [engine]
+        learned, facts = [], {}
+        if engine is not None:
+            learned = [p for p in self.stored_points() if p["engine"] == engine and p["sweep"] == points.CALIBRATION]
+            facts = {engine: self.facts(engine)}
         prediction = predict.predict_run(
-            self.params,
-            self.shape,
-            self.gpu,
-            facts={engine: self.facts(engine)},
-            calibration=measured,
-            engines=[engine],
-        )
-        return predict.freeze(self.dir, f"calibrated:{engine}", prediction)
+            self.params, self.shape, self.gpu, facts=facts, calibration=learned, engines=of,
+            capacity_per_s=predict.capacity_in_ink(self.dir, stage),
+        )  # fmt: skip
+        # a point whose parameters or server changed is measured again, and predicted anew before
+        kept = {
+            (s.sweep, s.engine, s.point)
+            for name in of or self.params.engines
+            for sweep in (points.CALIBRATION, *self.params.sweeps)
+            for s in self.specs(name, sweep)
+            if self._kept(s)
+        }
+        return predict.freeze(self.dir, stage, prediction, kept)
 
     def frozen(self, stage: str) -> dict[str, Any] | None:
-        """The latest frozen entry of a stage, None where nothing was frozen."""
-        stored = files.read_json(self.dir / "predictions.json") or {"frozen": []}
-        return next((e for e in reversed(stored["frozen"]) if e["stage"] == stage), None)
+        """What a stage says in ink of every point (see ink), None where nothing was frozen."""
+        return ink.of_stage(self.predictions()["frozen"], stage)
 
     def frozen_points(self, engine: str) -> list[dict[str, Any]]:
         """The best prediction there is of an engine's points: calibrated, else from the datasheet."""

@@ -100,9 +100,9 @@ def calibrate(
     """Fit the constants of an engine ("naive", else vLLM's) to measured points; none: the datasheet's priors.
 
     points: measured point objects with concurrency, prompt_tokens, output_tokens, ttft_mean_s, tpot_mean_s and, where
-    known, server_prefill_mean_s and server_queue_mean_s. budget: max_num_batched_tokens. captured_tokens: see VllmTimes.
-    simulated: (times, point) → (ttft_s, tpot_s) for points at C > 1, which are left out without it. Raises
-    ServebookError for impossible points.
+    known, server_prefill_mean_s and server_queue_mean_s. budget: max_num_batched_tokens. captured_tokens: as
+    of VllmTimes. simulated: (times, point) → (ttft_s, tpot_s) for points at C > 1, which are left out without it.
+    Raises ServebookError for impossible points.
     """
     naive, noisier = kind == "naive", CPU_NOISE if gpu.is_cpu else 1.0
     priors = priors or (naive_priors(shape, gpu) if naive else vllm_priors(shape, gpu, facts))
@@ -156,7 +156,9 @@ def calibrate(
     from scipy.optimize import least_squares
 
     before = build(np.zeros(len(names)))
-    bound = {f"{p['prompt_tokens']}/{p['output_tokens']}": before.launch_bound(p["prompt_tokens"], budget) for p in alone}
+    bound = {
+        f"{p['prompt_tokens']}/{p['output_tokens']}": before.launch_bound(p["prompt_tokens"], budget) for p in alone
+    }
     edge = (bounds - mean) / sd
     fit = least_squares(
         lambda x: np.array([*x, *(r / s for _, r, s in misfit(x))]),

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from . import __version__, explain, files, points, provenance
+from . import __version__, explain, files, ink, points, provenance
 from .calibrate import HOST_NOISE, Z80, Calibration, calibrate
 from .errors import ServebookError
 from .forecast import Outcome, Scenario, Server, Times, average, capacity_per_s, server, whole_rounds
@@ -24,7 +24,7 @@ from .params import ArrivalRateSweep, Load, NaiveEngine, RunParams, VllmEngine
 from .plan import plan, plan_text
 from .points import PointSpec
 
-__all__ = ["Forecaster", "freeze", "plan", "plan_text", "predict_published", "predict_run"]
+__all__ = ["Forecaster", "capacity_in_ink", "freeze", "plan", "plan_text", "predict_published", "predict_run"]
 
 SEEDS = (1, 2)
 SAMPLES = 12
@@ -68,7 +68,8 @@ class Forecaster:
             return out | {"metrics": {}, "wall_s": 0.0, "breakdown": {}, "fits": False, "note": refusal}
         scenario = Scenario(self.server, spec, self.load, hit_share, self.running_gauge)
         c = spec.concurrency or 1
-        few, count = whole_rounds(40, spec.concurrency), whole_rounds(max(120, 3 * c), spec.concurrency)
+        few = whole_rounds(40, spec.concurrency)
+        count: int | None = whole_rounds(max(120, 3 * c), spec.concurrency)
         if spec.rate_per_s is not None:
             few, count = self.load.max_requests, max(self.load.max_requests, OPEN_REQUESTS)
         elif spec.fixed_requests:
@@ -171,11 +172,13 @@ def predict_run(
     facts: Mapping[str, Mapping[str, Any]] | None = None,
     calibration: Sequence[Mapping[str, Any]] | None = None,
     engines: Sequence[str] | None = None,
+    capacity_per_s: Mapping[str, float] | None = None,
     n_samples: int = SAMPLES,
 ) -> dict[str, Any]:
     """Predict every point of the run, for all engines or those named.
 
-    facts: {engine: what it said of itself}. calibration: measured C = 1 points, which each engine learns from. Returns
+    facts: {engine: what it said of itself}. calibration: measured C = 1 points, which each engine learns from.
+    capacity_per_s: capacities that are final already, by "sweep/engine". Returns
     {"points": [...], "constants": {engine: ...}, "capacity_per_s": {"sweep/engine": requests/s that shares are of},
     "servers": {engine: limits}, "inputs": what all of it follows from}.
     """
@@ -189,7 +192,7 @@ def predict_run(
         for sweep, s in params.sweeps.items():
             capacity = None
             if isinstance(s, ArrivalRateSweep) and (s.engines is None or name in s.engines):
-                capacity = f.capacity(s.prompt_tokens, s.output_tokens)
+                capacity = (capacity_per_s or {}).get(f"{sweep}/{name}") or f.capacity(s.prompt_tokens, s.output_tokens)
                 if capacity is not None:
                     capacity = round(capacity, 4)
                     out["capacity_per_s"][f"{sweep}/{name}"] = capacity
@@ -266,48 +269,67 @@ def _inputs(params: RunParams, shape: ModelShape, gpu: Gpu, facts: Any, calibrat
     }
 
 
-def freeze(run_dir: Path, stage: str, prediction: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a prediction into predictions.json and return the entry; a stage that a measurement has overtaken is kept.
+def freeze(
+    run_dir: Path, stage: str, prediction: Mapping[str, Any], measured: Collection[ink.Key] | None = None
+) -> dict[str, Any]:
+    """Write a prediction into predictions.json; returns the stage's standing entry (see ink).
 
-    stage: "datasheet" or "calibrated:<engine>". Once a point that the stage predicts is measured (for a calibrated
-    stage: one of that engine beyond its calibration), the entry frozen before stands and is returned; so do the same
-    inputs. An entry written although such a point exists says `late`: it is no prediction in ink.
+    stage: "datasheet" or "calibrated:<engine>". As long as no point that the stage predicts is measured (for a
+    calibrated stage: one of that engine beyond its calibration), another prediction replaces the one before. After
+    that, what was frozen stands, and an additional entry is written for the points that are not measured yet and of
+    which the prediction is new. The same inputs, or nothing new, write nothing. A first entry although such a point
+    is measured says `late`: it is no prediction in ink. measured: those points, if not all that the folder holds.
     """
     path = run_dir / "predictions.json"
     stored = files.read_json(path) or {"frozen": []}
-    before = next((e for e in reversed(stored["frozen"]) if e["stage"] == stage), None)
+    before = ink.of_stage(stored["frozen"], stage)
     digest = provenance.sha256(prediction["inputs"])
     if before is not None and before["inputs_sha256"] == digest:
         return before
-    overtaken = _measured_since(run_dir, stage)
-    if overtaken and before is not None:
-        return before
+    seen = _measured(run_dir)
+    overtaken = any(_held_out(k, stage) for k in seen)
+    predicted: Sequence[Any] = _finite(prediction["points"])
+    additional = overtaken and before is not None
+    if before is not None and additional:
+        known = {ink.key(p): p for p in before["points"]}
+        seen = set(seen if measured is None else measured)
+        predicted = [p for p in predicted if ink.key(p) not in seen and known.get(ink.key(p)) != p]
+        if not predicted:
+            return before
     entry: dict[str, Any] = {
         "stage": stage,
         "time_utc": provenance.now_utc(),
         "inputs_sha256": digest,
         "servebook_version": __version__,
-        "late": bool(overtaken),  # nothing had been frozen before the first measurement
+        "late": overtaken and before is None,  # nothing had been frozen before the first measurement
+        "additional": additional,
         "constants": prediction["constants"],
         "capacity_per_s": prediction["capacity_per_s"],
         "servers": prediction["servers"],
-        "points": prediction["points"],
+        "points": predicted,
     }
-    entry = _finite(entry)
-    stored["frozen"].append(entry)
+    stored["frozen"].append(_finite(entry))
     files.write_json(path, stored)
-    return entry
+    return ink.of_stage(stored["frozen"], stage) or entry
 
 
-def _measured_since(run_dir: Path, stage: str) -> bool:
-    """Whether a point that the stage predicts without having seen it is complete."""
+def capacity_in_ink(run_dir: Path, stage: str) -> dict[str, float]:
+    """The capacities that a stage's rates are shares of, once a measurement has made them final; {} before."""
+    before = ink.of_stage((files.read_json(run_dir / "predictions.json") or {"frozen": []})["frozen"], stage)
+    final = any(_held_out(k, stage) for k in _measured(run_dir))
+    return dict(before["capacity_per_s"]) if before and final else {}
+
+
+def _measured(run_dir: Path) -> set[ink.Key]:
+    """Every point that is complete."""
+    found = (run_dir / "requests").glob("*/*/*.json")
+    return {(p.parts[-3], p.parts[-2], p.stem) for p in found if p.name != "stopped.json"}
+
+
+def _held_out(key: ink.Key, stage: str) -> bool:
+    """Whether the stage predicts the point without having seen it."""
     engine = stage.partition(":")[2]
-    for point in (run_dir / "requests").glob("*/*/*.json"):
-        sweep, name = point.parts[-3], point.parts[-2]
-        if point.name == "stopped.json" or (engine and (name != engine or sweep == points.CALIBRATION)):
-            continue
-        return True
-    return False
+    return not engine or (key[1] == engine and key[0] != points.CALIBRATION)
 
 
 def _finite(value: Any) -> Any:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from . import ink
+
 HIT, NEAR = 0.10, 0.25  # largest |error_share| of each verdict
 INTERVAL_SHARE = 0.80  # what the predictions' intervals promise
 
@@ -61,7 +63,8 @@ def _rate_interval(frame: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 def prediction_frame(predictions: Mapping[str, Any] | Iterable[Mapping[str, Any]] | pd.DataFrame) -> pd.DataFrame:
     """One row per stage × point × metric: value, low, high, regime.
 
-    Takes the contents of predictions.json, its "frozen" list, or a bare list of predicted points.
+    Takes the contents of predictions.json, its "frozen" list, or a bare list of predicted points. Of a stage's
+    predictions of a point the newest counts: it was frozen before the point was measured (see ink).
     """
     if isinstance(predictions, pd.DataFrame):
         return predictions
@@ -69,7 +72,7 @@ def prediction_frame(predictions: Mapping[str, Any] | Iterable[Mapping[str, Any]
     if entries and "points" not in entries[0]:
         entries = [{"stage": "predicted", "points": entries}]
     rows = []
-    for entry in entries:
+    for entry in ink.standing(entries):
         for point in entry["points"]:
             regimes = point.get("breakdown") or {}
             for metric, said in (point.get("metrics") or {}).items():
@@ -217,6 +220,18 @@ def best_stage(scores_or_predictions: pd.DataFrame, engine: str) -> str | None:
         if (own == wanted).any():
             return wanted
     return None if own.empty else str(own.iloc[0])
+
+
+def held_out(scores: pd.DataFrame, taught: Iterable[tuple[int, int]]) -> pd.DataFrame:
+    """Without the points that calibration learned from: its own, and those at C = 1 of the same lengths.
+
+    taught: (prompt tokens, output tokens) of the calibration points.
+    """
+    lengths = set(taught)
+    alone = (scores["concurrency"] == 1) & [
+        pair in lengths for pair in zip(scores["prompt_tokens"], scores["output_tokens"], strict=True)
+    ]
+    return scores[(scores["sweep"] != "calibration") & ~alone].reset_index(drop=True)
 
 
 def final(scores: pd.DataFrame) -> pd.DataFrame:

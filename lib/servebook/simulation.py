@@ -136,7 +136,7 @@ class _Clients:
         self.ended = self._sent = self._arriving = 0
         self._e2e_sum = 0.0
         self.window_start = 0.0 if load.warmup == 0 else math.nan
-        self.window_end = math.nan
+        self.window_end = math.inf
         self.last_s = 0.0
         self.over = False
         if load.concurrency is None:
@@ -179,22 +179,23 @@ class _Clients:
         self.finished.append(r)
         if self.ended == load.warmup:
             self.window_start = at
-        if r.sent_s >= self.window_start and not r.sent_s > self.window_end:
+        if self.window_start <= r.sent_s <= self.window_end:
             self.measured.append(r)
-        if self.window_end != self.window_end and len(self.measured) >= load.requests:
+        if math.isinf(self.window_end) and len(self.measured) >= load.requests:
             self.window_end = at
             self._arriving = bisect_right(times, at) - bisect_left(times, self.window_start)
-        self.over = self.ended == self._sent or (self.window_end == self.window_end and len(self.measured) == self._arriving)
+        closed = math.isfinite(self.window_end)
+        self.over = self.ended == self._sent or (closed and len(self.measured) == self._arriving)
 
     def result(self, wall_s: float, gauge: list[tuple[float, int, int]], **more: Any) -> Result:
         start, end = self.window_start, self.last_s
         complete = len(self.measured) >= self.load.requests
         if self.load.concurrency is None:
-            if self.window_end == self.window_end:
+            if math.isfinite(self.window_end):
                 end = self.window_end
             elif self.over and self.load.arrivals_s:
                 end, complete = self.load.arrivals_s[-1], True
-        start = min(start, end) if start == start else end
+        start = end if math.isnan(start) else min(start, end)
         if self.load.concurrency is None:
             tokens = sum(_tokens(r, start, end) for r in self.finished)
         else:

@@ -49,7 +49,7 @@ def vllm_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object] | None 
     packed = "FlashAttention-3, FlashInfer and Triton pack a group's query heads in mixed steps too"
     layer_s = {"hopper": 35e-6, "blackwell": 30e-6, "ada": 55e-6}.get(gpu.generation, 65e-6)
     host = 0.0004 + shape.layers * layer_s
-    eager = "a layer's kernels and their Python, one by one: the host's speed, not the GPU's; an H200's took 0.5 to 1 ms"
+    eager = "a layer's kernels one by one: the host's speed, not the GPU's; an H200's took 0.5 to 1 ms"
     piecewise = "the attention is launched as ever, the rest as one graph a layer; on an H200's host 14 ms of 24"
     return {
         "bandwidth_share": Prior(0.80, 0.05, 0.5, 0.95, "streaming kernels reach 75–92 % of the datasheet's bandwidth"),

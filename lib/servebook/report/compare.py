@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from .. import charts, score
+from .. import charts, ink, score
 from ..charts import words
 from ..errors import ServebookError
 from . import tables
@@ -120,7 +120,7 @@ def _as_engines(runs: dict[str, dict[str, Any]], engine: str, workload: str) -> 
                 kept[(p["sweep"], p["point"])] = p
         forecast = score.prediction_frame(run["frozen"])
         best = score.best_stage(forecast, engine)
-        for entry in run["frozen"]["frozen"]:
+        for entry in ink.standing(run["frozen"]["frozen"]):
             if entry["stage"] == best:
                 own = [p for p in entry["points"] if p["engine"] == engine and (p["sweep"], p["point"]) in kept]
                 frozen.append({"stage": "datasheet" if best == "datasheet" else f"calibrated:{name}",
