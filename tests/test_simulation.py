@@ -76,7 +76,7 @@ def test_a_launch_is_hidden_only_by_the_step_before():
     load = Load([Prompt(16, 400)], arrivals_s=[0.0, 1.0], requests=2)
     a, b = simulate(SchedulerConfig(), Launching(), load).requests
     alone = simulate(SchedulerConfig(), Launching(), Load([Prompt(16, 400)], arrivals_s=[0.0])).requests[0]
-    assert a.end_s - alone.end_s == pytest.approx(0.030 - 2 * 0.010, abs=1e-4) and b.first_s > 1.032
+    assert a.end_s - alone.end_s == pytest.approx(0.030 - 2 * 0.010, abs=1e-4) and b.first_s >= 1.032
 
 
 def test_an_open_loop_below_saturation_puts_out_what_is_offered():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gzip
 import io
 import json
 import logging
@@ -115,14 +116,16 @@ class RowWriter:
 
 
 def read_rows(path: Path) -> Rows:
-    """The rows of one point. A torn last line (the writer was killed) is cut off the file and noted.
+    """The rows of one point, from path or its gzipped form (path.gz: a run that is kept). A torn last line (the writer
+    was killed) is cut off the file and noted.
 
     Raises ServebookError for a missing file or a line that is no JSON object.
     """
     rows = Rows()
     rows.notes = []
     try:
-        data = path.read_bytes()
+        packed = path.with_name(f"{path.name}.gz")
+        data = path.read_bytes() if path.exists() or not packed.exists() else gzip.decompress(packed.read_bytes())
     except OSError as error:
         raise ServebookError(f"cannot read: {error.strerror}", str(path)) from None
     whole = data.rfind(b"\n") + 1
