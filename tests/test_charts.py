@@ -133,7 +133,7 @@ def test_waterfall_ends_at_the_measured_value() -> None:
     bars = figure.axes[0].patches
     assert bars[-1].get_width() == pytest.approx(30)  # ms
     assert bars[-2].get_width() == pytest.approx(6)  # not explained
-    assert "20 % of it not explained" in figure.servebook.takeaway
+    assert "6 ms (20 %) more than explained" in figure.servebook.takeaway
 
 
 def test_roofline_says_which_side_the_steps_lie_on() -> None:

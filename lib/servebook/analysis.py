@@ -83,6 +83,22 @@ def cache(points: Any) -> pd.DataFrame:
     return _frame(points)[["sweep", "engine", "point", "prompt_tokens", "cache_hit_share", "preemptions"]].copy()
 
 
+def prefix_cache(points: Any, sweep: str) -> pd.DataFrame:
+    """The prefix-cache experiment: one row an engine and C, fresh prompts beside prompts sent before (NaN where the
+    engine caches none), and the ratios same / fresh of mean TTFT and of output tokens/s."""
+    frame = _frame(points)
+    frame = frame[(frame["sweep"] == sweep) & (frame["requests"] > 0)]
+    same = frame["point"].str.startswith("same-")
+    figures = ["ttft_mean_s", "tpot_mean_s", "output_tok_per_s", "cache_hit_share"]
+    columns = ["engine", "concurrency", *figures]
+    table = frame[~same][columns].merge(
+        frame[same][columns], on=["engine", "concurrency"], how="left", suffixes=("_fresh", "_same")
+    )
+    table["ttft_ratio"] = table["ttft_mean_s_same"] / table["ttft_mean_s_fresh"]
+    table["output_ratio"] = table["output_tok_per_s_same"] / table["output_tok_per_s_fresh"]
+    return table.sort_values(["engine", "concurrency"], kind="stable").reset_index(drop=True)
+
+
 def itl(points: Any) -> pd.DataFrame:
     """Inter-token latency p50 and p99 (the event gap where one event carried several tokens)."""
     frame = _frame(points)
@@ -122,9 +138,10 @@ def engine_gap(points: Any, baseline: str, other: str) -> pd.DataFrame:
 
 
 def waterfalls(points: Any, predicted: Iterable[Mapping[str, Any]], engine: str) -> list[dict[str, Any]]:
-    """What charts.waterfall takes, for the largest measured C of each concurrency sweep of an engine.
+    """What charts.waterfall takes, for the largest measured C of each concurrency sweep of an engine: TPOT, then TTFT.
 
-    predicted: the engine's frozen points, each with its waterfall [(label, seconds)] from roofline to prediction.
+    predicted: the engine's frozen points, each with its waterfall [(label, seconds)] from roofline to predicted TPOT
+    and its breakdown {"ttft_s": seconds by cause}.
     """
     said = {(p["sweep"], p["point"]): p for p in predicted if p.get("waterfall")}
     drawn = []
@@ -133,19 +150,33 @@ def waterfalls(points: Any, predicted: Iterable[Mapping[str, Any]], engine: str)
         for row in group.sort_values("concurrency", ascending=False).to_dict("records"):
             p = said.get((sweep, row["point"]))
             if p and row["tpot_mean_s"]:
+                at = f"at C = {row['concurrency']:.0f}, {row['prompt_tokens']:,.0f} in"
+                shared = {"engine": engine}
                 parts = [(label, seconds) for label, seconds in p["waterfall"]]
-                what = f"TPOT at C = {row['concurrency']:.0f}, {row['prompt_tokens']:,.0f} in"
-                drawn.append(
-                    {
-                        "parts": parts,
-                        "measured": row["tpot_mean_s"],
-                        "what": what,
-                        "engine": engine,
-                        "id": f"waterfall-{sweep}",
-                    }
-                )
+                tpot = {
+                    "parts": parts,
+                    "measured": row["tpot_mean_s"],
+                    "what": f"TPOT {at}",
+                    "id": f"waterfall-{sweep}",
+                }
+                drawn.append(tpot | shared)
+                first = _first_token((p.get("breakdown") or {}).get("ttft_s") or {})
+                if first and row.get("ttft_mean_s"):
+                    ttft = {"parts": first, "measured": row["ttft_mean_s"], "what": f"TTFT {at}"}
+                    drawn.append(ttft | {"id": f"waterfall-ttft-{sweep}"} | shared)
                 break
     return drawn
+
+
+def _first_token(parts: Mapping[str, float]) -> list[tuple[str, float]]:
+    """TTFT by cause: the prompt's own prefill, then the rest by size; what is below 0.5 % in sum as one."""
+    from .explain import LABELS
+
+    floor = 0.005 * sum(parts.values())
+    named = [(LABELS.get(n, n.removesuffix("_s").replace("_", " ")), v) for n, v in parts.items() if v >= floor]
+    named.sort(key=lambda part: (part[0] != LABELS["own_prefill_s"], -part[1]))
+    small = sum(v for v in parts.values() if v < floor)
+    return [*named, ("small parts", small)] if small and named else named
 
 
 def run_cost(

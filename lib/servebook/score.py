@@ -228,10 +228,11 @@ def held_out(scores: pd.DataFrame, taught: Iterable[tuple[int, int]]) -> pd.Data
     taught: (prompt tokens, output tokens) of the calibration points.
     """
     lengths = set(taught)
-    alone = (scores["concurrency"] == 1) & [
-        pair in lengths for pair in zip(scores["prompt_tokens"], scores["output_tokens"], strict=True)
+    kept = [
+        r.sweep != "calibration" and not (r.concurrency == 1 and (r.prompt_tokens, r.output_tokens) in lengths)
+        for r in scores.itertuples()
     ]
-    return scores[(scores["sweep"] != "calibration") & ~alone].reset_index(drop=True)
+    return scores[np.array(kept, dtype=bool)].reset_index(drop=True)
 
 
 def final(scores: pd.DataFrame) -> pd.DataFrame:

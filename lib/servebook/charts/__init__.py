@@ -3,6 +3,7 @@
 A function takes the run's data and returns a matplotlib Figure; `show(figure)` as a cell's last line displays it.
 """
 
+from .cache import prefix_cache
 from .explain import predicted_vs_measured, roofline, saturation, waterfall
 from .inside import distributions, server_series
 from .style import FigureText, text_of
@@ -18,6 +19,7 @@ __all__ = [
     "latencies",
     "latency_throughput",
     "predicted_vs_measured",
+    "prefix_cache",
     "prompt_length",
     "roofline",
     "saturation",

@@ -47,9 +47,11 @@ def roofline(
     for engine in engines:
         look = styles[engine]
         for phase, own in frame[frame["engine"] == engine].groupby("phase", sort=True):
-            own = own.sort_values("intensity")
             fill = look.colour if phase == "decode" else LIGHT["paper"]
-            ax.plot(own["intensity"], own["rate"], "-", color=look.colour, linewidth=0.8, alpha=0.5, zorder=3)
+            # steps come workload by workload: where the intensity falls, the next workload begins
+            workloads = (own["intensity"].diff() < -0.2 * own["intensity"]).cumsum()
+            for _, line in own.groupby(workloads):
+                ax.plot(line["intensity"], line["rate"], "-", color=look.colour, linewidth=0.8, alpha=0.5, zorder=3)
             ax.plot(own["intensity"], own["rate"], look.marker, color=look.colour, markerfacecolor=fill, zorder=4)
             share = own["rate"] / np.minimum(own["intensity"] * bytes_per_s / 1e12, peak)
             bound = (
@@ -63,7 +65,8 @@ def roofline(
                 f"{r['label']}: {words.number(r['intensity'])} FLOP/byte, {words.number(r['rate'])} TFLOP/s, "
                 f"{words.percent(s)} of the roof" for (_, r), s in zip(own.iterrows(), share, strict=True)
             ) + ".")  # fmt: skip
-            for _, row in own.iloc[[0, -1] if len(own) > 1 else [0]].iterrows():
+            ends = pd.concat([line.iloc[[0, -1]] for _, line in own.groupby(workloads)])
+            for _, row in ends.iterrows():
                 if (phase, row["label"]) in named:  # the engines' steps of one kind lie close together
                     continue
                 named.add((phase, row["label"]))
@@ -150,12 +153,15 @@ def waterfall(
     ax.set_xlabel(f"{what} ({shown})")
     steps = [f"{label}: {words.quantity(v, unit)}" for label, v in zip(labels, values, strict=True)]
     biggest = max(list(zip(labels, values, strict=True))[1 : len(parts)] or [("", 0.0)], key=lambda p: abs(p[1]))
-    takeaway = f"The {labels[0]} gives {words.quantity(values[0], unit)}"
+    lead = f"{labels[0][:1].upper()}{labels[0][1:]}"
+    takeaway = f"The {labels[0]}" if labels[0].endswith(" says") else f"{lead} takes"
+    takeaway += f" {words.quantity(values[0], unit)}"
     if biggest[0]:
         takeaway += f"; the largest addition is {biggest[0]} ({words.quantity(biggest[1], unit)})"
-    if measured is not None:
-        left_over = words.percent(abs(measured - explained) / measured) if measured else "–"
-        takeaway += f"; measured {words.quantity(measured, unit)}, {left_over} of it not explained"
+    if measured is not None and measured > 0:
+        left_over, size = measured - explained, words.quantity(abs(measured - explained), unit)
+        takeaway += f". Measured {words.quantity(measured, unit)}: {size} ({words.percent(abs(left_over) / measured)}) "
+        takeaway += "more than explained" if left_over >= 0 else "less than predicted"
     figure.servebook = FigureText(  # type: ignore[attr-defined]
         id, f"Where the time went: {what}", takeaway + ".",
         f"Waterfall of {what} for {engine}. {'; '.join(steps)}.", note,

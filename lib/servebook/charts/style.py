@@ -91,7 +91,7 @@ class Canvas:
 @contextmanager
 def theme() -> Iterator[None]:
     """This project's ink on plain ticks, for drawing and for saving."""
-    rc = {
+    rc: dict[Any, Any] = {
         "font.family": ["DejaVu Sans"],
         "font.size": 9.5,
         "axes.labelsize": 9.5,

@@ -208,7 +208,9 @@ def frontier(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage
     log = bool(peaks.max() > 20 * peaks.min() > 0)  # else one engine would lie on the axis
     if not log:
         ax.set_ylim(bottom=0)
-    ax.set_xlabel("Tokens/s of one user (1 / TPOT)" if canvas.narrow else "Tokens/s of one user while decoding (1 / TPOT)")
+    ax.set_xlabel(
+        "Tokens/s of one user (1 / TPOT)" if canvas.narrow else "Tokens/s of one user while decoding (1 / TPOT)"
+    )
     y_axis(ax, "Output tokens/s of the server", "", log=log)
     lines.key(ax, data, canvas.narrow, band=False)
     _name_curves(ax, ends, data, up=13)

@@ -56,7 +56,10 @@ def percent(share: float | None, signed: bool = False) -> str:
     if share is None or not math.isfinite(share):
         return "–"
     digits = 1 if 0 < abs(share) < 0.0995 else 0
-    return f"{100 * share:{'+' if signed else ''}.{digits}f} %".replace("-", "−")
+    value = round(100 * share, digits)
+    if value == 0:
+        return "0 %"
+    return f"{value:{'+' if signed else ''}.{digits}f} %".replace("-", "−")
 
 
 def times(ratio: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from .. import score
 from ..charts import lines, words
 from ..charts.style import LIGHT, plain_log, theme, y_axis
-from .social import _points, _yaml
+from .social import _points, _yaml, held_out_scores
 
 
 def write_card(run_dir: Path | str) -> Path:
@@ -38,7 +38,7 @@ def card(points: Any, predictions: Any, run: dict[str, Any]) -> Any:
         figure = Figure(figsize=(12, 6.3))
         title = textwrap.fill(str(run.get("title") or run.get("run") or "LLM serving"), 21)
         figure.text(0.05, 0.9, title, fontsize=29, fontweight="bold", va="top", linespacing=1.15)
-        scores = score.score(points, predictions)
+        scores = held_out_scores(points, predictions, run)
         final = score.final(scores) if len(scores) else scores
         rates = frame.dropna(subset=["output_tok_per_s"])
         left = []

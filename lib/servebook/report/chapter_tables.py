@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,10 +11,16 @@ import pandas as pd
 from .. import analysis, score
 from ..charts import words
 from . import tables
-from .tables import Html, table
+from .tables import Html, esc, table
 
-METRICS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "latency", "output_tok_per_s": "output tok/s", "decode_tok_per_s": "decode tok/s"}
-PLACE = {"sweep": "Sweep", "engine": "Engine", "point": "Point", "concurrency": "C", "rate_per_s": "Rate, /s"}
+PLACE = {"sweep": "Sweep", "engine": "Engine", "load": "Load"}
+PREDICTED = {
+    "TTFT": ("ttft_s", "s"),
+    "TPOT": ("tpot_s", "s"),
+    "Decode tok/s": ("decode_tok_per_s", ""),
+    "Output tok/s": ("output_tok_per_s", ""),
+}
+CONDITIONS = ["point", "concurrency", "rate_per_s", "prompt_tokens", "output_tokens"]
 
 
 def _giga(value: float) -> str:
@@ -24,31 +31,71 @@ def _tera(value: float) -> str:
     return words.number(value / 1e12)
 
 
+def _metric(name: str) -> str:
+    return tables.METRIC_NAMES.get(name, name)
+
+
+def _signed(share: float) -> str:
+    return words.percent(share, signed=True)
+
+
+def _times(value: float) -> str | None:
+    return None if pd.isna(value) else f"{words.number(value)}×"
+
+
 def _count(value: float | None) -> str | None:
     return None if value is None or pd.isna(value) else f"{value:,.0f}"
 
 
+def placed(frame: pd.DataFrame, points: pd.DataFrame, caption: str, **how: Any) -> Html:
+    """A table of points: sweep, engine and load in words, then the columns of `how["headers"]`."""
+    keys = ["sweep", "engine", "point"]
+    told = frame[keys].merge(points[["sweep", "engine", *CONDITIONS]], on=keys, how="left")
+    values = {c: list(frame[c]) for c in how["headers"] if c not in PLACE}
+    loads = [
+        tables.place(row) if row.sweep != "calibration" else tables.where(told.loc[i])
+        for i, row in enumerate(told.itertuples())
+    ]
+    shown = pd.DataFrame({"sweep": list(frame["sweep"]), "engine": list(frame["engine"]), "load": loads} | values)
+    return table(shown, caption, headers=PLACE | how["headers"], formats=how.get("formats"))
+
+
 def checks_table(checks: Iterable[Any]) -> Html:
     """Preflight's checks: name, status, what was seen, and the fix where one is needed."""
-    rows = [{"Check": c.name, "Status": _status(c.status), "Seen": c.detail, "Fix": c.fix if c.status in ("warn", "fail") else ""} for c in checks]
-    return table(tables.columns({k: [r[k] for r in rows] for k in ("Check", "Status", "Seen", "Fix")}), "Preflight")
+    checks = list(checks)
+    fixes = [c.fix if c.status in ("warn", "fail") else "" for c in checks]
+    shown: dict[str, list[Any]] = {
+        "Check": [c.name for c in checks],
+        "Status": [_status(c.status) for c in checks],
+        "Seen": [c.detail for c in checks],
+    }
+    if any(fixes):
+        shown["Fix"] = fixes
+    return table(tables.columns(shown), "Preflight")
 
 
 def _status(status: str) -> Html:
     look = {"ok": "hit", "warn": "near", "fail": "miss"}.get(status, "near")
-    return Html(f'<span class="sb-verdict sb-{look}">{tables.esc(status)}</span>')
+    return Html(f'<span class="sb-verdict sb-{look}">{esc(status)}</span>')
 
 
 def hardware_table(gpu: Any, params: Any) -> Html:
     """The datasheet figures that predictions are made from, with their source."""
-    h = params.hardware
+    h, dtype = params.hardware, params.model.dtype
+    flops = gpu.flops_per_s(dtype)
     rows = [
-        ("hardware", gpu.name), ("peak, dense", f"{gpu.flops_per_s(params.model.dtype) / 1e12:.4g} TFLOP/s in {params.model.dtype}"),
-        ("memory bandwidth", f"{gpu.bytes_per_s / 1e9:.4g} GB/s"), ("memory", f"{gpu.memory_bytes / 2**30:.4g} GiB"),
-        ("ridge point", f"{gpu.flops_per_s(params.model.dtype) / gpu.bytes_per_s:.4g} FLOP/byte"),
-        ("price", f"{h.price_per_hour:g} {h.currency} per hour" if h.price_per_hour else "none given"), ("source", gpu.source),
-    ]  # fmt: skip
-    return table(pd.DataFrame(rows, columns=["", "value"]).rename(columns={"": "Figure", "value": "Value"}), f"Hardware: {gpu.name}")
+        ("hardware", gpu.name),
+        ("peak, dense", f"{flops / 1e12:.4g} TFLOP/s in {dtype}"),
+        ("memory bandwidth", f"{gpu.bytes_per_s / 1e9:.4g} GB/s"),
+        ("memory", f"{gpu.memory_bytes / 2**30:.4g} GiB"),
+        ("ridge point", f"{flops / gpu.bytes_per_s:.4g} FLOP/byte"),
+        ("price", f"{h.price_per_hour:g} {h.currency} per hour" if h.price_per_hour else "none given"),
+        ("source", gpu.source),
+    ]
+    return table(
+        pd.DataFrame(rows, columns=["", "value"]).rename(columns={"": "Figure", "value": "Value"}),
+        f"Hardware: {gpu.name}",
+    )
 
 
 def shape_table(frame: pd.DataFrame, model: str) -> Html:
@@ -58,9 +105,15 @@ def shape_table(frame: pd.DataFrame, model: str) -> Html:
 
 def step_table(frame: pd.DataFrame, gpu: Any) -> Html:
     headers = {
-        "prompt_tokens": "Prompt", "output_tokens": "Output", "prefill_flops": "Prefill TFLOP", "decode_bytes": "Decode step GB",
-        "decode_flops": "Decode step GFLOP", "ttft_bound_s": "TTFT ≥ (overlap)", "ttft_additive_s": "TTFT ≥ (no overlap)", "tpot_bound_s": "TPOT ≥",
-    }  # fmt: skip
+        "prompt_tokens": "Prompt",
+        "output_tokens": "Output",
+        "prefill_flops": "Prefill TFLOP",
+        "decode_bytes": "Decode step GB",
+        "decode_flops": "Decode step GFLOP",
+        "ttft_bound_s": "TTFT ≥ (overlap)",
+        "ttft_additive_s": "TTFT ≥ (no overlap)",
+        "tpot_bound_s": "TPOT ≥",
+    }
     formats = {"prefill_flops": _tera, "decode_bytes": _giga, "decode_flops": _giga} | dict.fromkeys(
         ("ttft_bound_s", "ttft_additive_s", "tpot_bound_s"), words.seconds
     )
@@ -71,53 +124,74 @@ def pool_table(frame: pd.DataFrame) -> Html:
     if frame.empty:
         return Html("<p>No engine of this run keeps a paged KV pool.</p>")
     headers = {
-        "engine": "Engine", "pool_gib": "KV pool GiB", "pool_tokens": "Tokens", "prompt_tokens": "Prompt",
-        "output_tokens": "Output", "max_sequences": "Sequences at once",
-    }  # fmt: skip
+        "engine": "Engine",
+        "pool_gib": "KV pool GiB",
+        "pool_tokens": "Tokens",
+        "prompt_tokens": "Prompt",
+        "output_tokens": "Output",
+        "max_sequences": "Sequences at once",
+    }
     return table(frame, "Upper bound of the KV pool, activations not subtracted", headers=headers)
 
 
 def saturation_table(frame: pd.DataFrame) -> Html:
-    headers = {"variant": "Variant", "kv_gb_per_sequence": "KV GB/sequence", "half_batch": "Half at B", "ceiling_tok_per_s": "Ceiling tok/s"}
+    headers = {
+        "variant": "Variant",
+        "kv_gb_per_sequence": "KV GB/sequence",
+        "half_batch": "Half at B",
+        "ceiling_tok_per_s": "Ceiling tok/s",
+    }
     return table(frame, "Saturation of decode, bandwidth only", headers=headers)
 
 
 def inconsistency_table(frame: pd.DataFrame) -> Html:
-    rows = [
+    def told(row: dict[str, Any], value: str, what: str) -> Html:
+        return Html(f"{esc(words.label(row[value]))} <span class='sb-soft'>{esc(row[what])}</span>")
+
+    rows = frame.to_dict("records")
+    shown = tables.columns(
         {
-            "Quantity": r["quantity"], "Post": r["post"], "Unit": r["unit"],
-            "One value": Html(f"{tables.esc(words.label(r['first']))} <span class='sb-soft'>{tables.esc(r['first_is'])}</span>"),
-            "Other value": Html(f"{tables.esc(words.label(r['second']))} <span class='sb-soft'>{tables.esc(r['second_is'])}</span>"),
-            "Used here": Html(f"{tables.esc(words.label(r['used']))} <span class='sb-soft'>{tables.esc(r['why'])}</span>"),
+            "Quantity": [r["quantity"] for r in rows],
+            "Post": [r["post"] for r in rows],
+            "Unit": [r["unit"] for r in rows],
+            "One value": [told(r, "first", "first_is") for r in rows],
+            "Other value": [told(r, "second", "second_is") for r in rows],
+            "Used here": [told(r, "used", "why") for r in rows],
         }
-        for r in frame.to_dict("records")
-    ]  # fmt: skip
-    names = ("Quantity", "Post", "Unit", "One value", "Other value", "Used here")
-    return table(tables.columns({n: [r[n] for r in rows] for n in names}), "Two values for one quantity, and the one used here")
+    )
+    return table(shown, "Two values for one quantity, and the one used here")
 
 
-def prediction_table(entries: Mapping[str, Any] | Sequence[Mapping[str, Any]], caption: str = "Predicted, with the 80 % interval") -> Html:
+def prediction_table(
+    entries: Mapping[str, Any] | Sequence[Mapping[str, Any]], caption: str = "Predicted, with the 80 % interval"
+) -> Html:
     """Every predicted point of one or several frozen entries; a point that does not fit says so instead of a number."""
     entries = [entries] if isinstance(entries, Mapping) else list(entries)
-    cells: dict[str, list[Any]] = {n: [] for n in ("Sweep", "Engine", "Load", "TTFT", "TPOT", "Decode tok/s", "Output tok/s")}
+    cells: dict[str, list[Any]] = {n: [] for n in ("Sweep", "Engine", "Load", *PREDICTED)}
     for p in (p for e in entries for p in e["points"]):
         cells["Sweep"].append(p["sweep"])
         cells["Engine"].append(p["engine"])
         cells["Load"].append(tables.place(pd.Series(p)))
         fits = p.get("fits", True)
-        for name, metric, unit in (("TTFT", "ttft_s", "s"), ("TPOT", "tpot_s", "s"), ("Decode tok/s", "decode_tok_per_s", ""), ("Output tok/s", "output_tok_per_s", "")):  # fmt: skip
+        for name, (metric, unit) in PREDICTED.items():
             m = (p.get("metrics") or {}).get(metric) if fits else None
-            told = [float("nan") if m is None or m.get(k) is None else m[k] for k in ("value", "low", "high")]
+            value, low, high = (
+                float("nan") if m is None or m.get(k) is None else float(m[k]) for k in ("value", "low", "high")
+            )
             missing = p.get("note") if name == "TTFT" and not fits else None
-            cells[name].append(missing if m is None or m.get("value") is None else tables.with_range(*told, unit))
-    return table(tables.columns(cells), caption, right=["TTFT", "TPOT", "Decode tok/s", "Output tok/s"])
+            cells[name].append(missing if math.isnan(value) else tables.with_range(value, low, high, unit))
+    return table(tables.columns(cells), caption, right=list(PREDICTED))
 
 
 def ink(entries: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Html:
     """When predictions were frozen, and the hash of what went in."""
     entries = [entries] if isinstance(entries, Mapping) else list(entries)
     pairs = [
-        (e["stage"], f"frozen {e['time_utc']}, {len(e['points'])} points, inputs {e['inputs_sha256'][:16]}…, servebook {e['servebook_version']}")
+        (
+            e["stage"],
+            f"frozen {e['time_utc']}, {len(e['points'])} points, inputs {e['inputs_sha256'][:16]}…, "
+            f"servebook {e['servebook_version']}",
+        )
         for e in entries
     ]
     return tables.box("In ink", pairs)
@@ -140,8 +214,12 @@ def constants(entries: Sequence[Mapping[str, Any]]) -> Html:
                     "Why bounded so": [c["why"] for c in rows.values()],
                 }
             )
-            parts.append(table(frame, f"Constants of {engine} ({told['stage']})", right=["Value", "80 % interval", "Prior"]))
-            told_apart = [f"{p['a']} and {p['b']} (correlation {p['correlation']:+.2f})" for p in told["cannot_tell_apart"]]
+            parts.append(
+                table(frame, f"Constants of {engine} ({told['stage']})", right=["Value", "80 % interval", "Prior"])
+            )
+            told_apart = [
+                f"{p['a']} and {p['b']} (correlation {p['correlation']:+.2f})" for p in told["cannot_tell_apart"]
+            ]
             lines = [f"The data cannot tell apart: {words.listing(told_apart)}."] if told_apart else []
             parts.append(tables.notes_box(f"What the data says of {engine}", [*lines, *told["notes"]]))
     return Html("".join(parts))
@@ -151,10 +229,21 @@ def effective_rates(frame: pd.DataFrame, gpu: Any) -> Html:
     if frame.empty:
         return Html("<p>No C = 1 point was measured.</p>")
     headers = {
-        "engine": "Engine", "prompt_tokens": "Prompt", "ttft_s": "TTFT", "tpot_s": "TPOT", "gb_per_s": "GB/s",
-        "bandwidth_share": "of datasheet", "tflop_per_s": "TFLOP/s", "compute_share": "of peak",
-    }  # fmt: skip
-    formats = {"ttft_s": words.seconds, "tpot_s": words.seconds, "bandwidth_share": words.percent, "compute_share": words.percent}
+        "engine": "Engine",
+        "prompt_tokens": "Prompt",
+        "ttft_s": "TTFT",
+        "tpot_s": "TPOT",
+        "gb_per_s": "GB/s",
+        "bandwidth_share": "of datasheet",
+        "tflop_per_s": "TFLOP/s",
+        "compute_share": "of peak",
+    }
+    formats = {
+        "ttft_s": words.seconds,
+        "tpot_s": words.seconds,
+        "bandwidth_share": words.percent,
+        "compute_share": words.percent,
+    }
     return table(frame, f"Effective rates at C = 1 against {gpu.name}", headers=headers, formats=formats)
 
 
@@ -163,16 +252,30 @@ def score_summary(scores: pd.DataFrame) -> Html:
     if scores.empty:
         return Html("<p>No point was both predicted and measured.</p>")
     frame = score.summary(scores)
-    signed = lambda v: words.percent(v, signed=True)  # noqa: E731
-    formats = {
-        "metric": lambda m: METRICS.get(m, m), "mean_abs_error": words.percent, "mean_error": signed, "worst_error": signed,
+    formats: dict[str, tables.Format] = {
+        "metric": _metric,
+        "mean_abs_error": words.percent,
+        "mean_error": _signed,
+        "worst_error": _signed,
         "inside_share": words.percent,
-    }  # fmt: skip
+    }
     headers = {
-        "stage": "Stage", "engine": "Engine", "metric": "Metric", "points": "Points", "mean_abs_error": "Mean |error|",
-        "mean_error": "Bias", "worst_error": "Largest", "worst_point": "at", "inside_share": "Inside 80 %",
-    }  # fmt: skip
-    return table(frame[list(headers)], "How far each way of predicting lay off, over the points held out from calibration", headers=headers, formats=formats)
+        "stage": "Stage",
+        "engine": "Engine",
+        "metric": "Metric",
+        "points": "Points",
+        "mean_abs_error": "Mean |error|",
+        "mean_error": "Bias",
+        "worst_error": "Largest",
+        "worst_point": "at",
+        "inside_share": "Inside 80 %",
+    }
+    return table(
+        frame[list(headers)],
+        "How far each way of predicting lay off, over the points held out from calibration",
+        headers=headers,
+        formats=formats,
+    )
 
 
 def engine_gap(points: pd.DataFrame, params: Any) -> Html:
@@ -186,11 +289,18 @@ def engine_gap(points: pd.DataFrame, params: Any) -> Html:
         if frame.empty:
             continue
         headers = {
-            "sweep": "Sweep", "concurrency": "C", "output_ratio": "Output rate", "step_ratio": "= step",
-            "batch_ratio": "× batch", "rest_ratio": "× rest", "ttft_ratio": "TTFT",
-        }  # fmt: skip
-        formats = {c: (lambda v: f"{words.number(v)}×") for c in headers if c.endswith("ratio")}
-        parts.append(table(frame, f"{other} against {baseline}; TTFT: how many times sooner", headers=headers, formats=formats))
+            "sweep": "Sweep",
+            "concurrency": "C",
+            "output_ratio": "Output rate",
+            "step_ratio": "= step",
+            "batch_ratio": "× batch",
+            "rest_ratio": "× rest",
+            "ttft_ratio": "TTFT",
+        }
+        formats = dict.fromkeys((c for c in headers if c.endswith("ratio")), _times)
+        parts.append(
+            table(frame, f"{other} against {baseline}; TTFT: how many times sooner", headers=headers, formats=formats)
+        )
     return Html("".join(parts) or "<p>There are no two engines to compare.</p>")
 
 
@@ -198,10 +308,23 @@ def little(points: pd.DataFrame) -> Html:
     frame = analysis.little(points)
     if frame.empty:
         return Html("<p>Nothing was measured.</p>")
-    headers = PLACE | {"request_rate_per_s": "λ, /s", "e2e_mean_s": "W", "little_l": "λ·W", "in_flight_mean": "L", "little_error": "λ·W / L − 1", "closes": "Closes"}
-    formats = {"e2e_mean_s": words.seconds, "little_error": lambda v: words.percent(v, signed=True), "concurrency": _count}
+    headers = {
+        "request_rate_per_s": "λ, /s",
+        "e2e_mean_s": "W",
+        "little_l": "λ·W",
+        "in_flight_mean": "L",
+        "little_error": "λ·W / L − 1",
+        "closes": "Closes",
+    }
+    formats = {"e2e_mean_s": words.seconds, "little_error": _signed}
     holds = int(frame["closes"].sum())
-    return table(frame, f"Little's law closes within 2 % at {holds} of {len(frame)} points", headers=headers, formats=formats)
+    return placed(
+        frame,
+        points,
+        f"Little's law closes within 2 % at {holds} of {len(frame)} points",
+        headers=headers,
+        formats=formats,
+    )
 
 
 def cache(points: pd.DataFrame) -> Html:
@@ -209,8 +332,12 @@ def cache(points: pd.DataFrame) -> Html:
     frame = frame[frame["cache_hit_share"].notna()] if len(frame) else frame
     if frame.empty:
         return Html("<p>No engine of this run reports a prefix cache.</p>")
-    headers = PLACE | {"prompt_tokens": "Prompt", "cache_hit_share": "Served from cache", "preemptions": "Preemptions"}
-    return table(frame, "Prefix-cache hits per point", headers=headers, formats={"cache_hit_share": words.percent, "preemptions": _count})
+    served = int((frame["cache_hit_share"] > 0).sum())
+    caption = f"The prefix cache served something at {served} of the {len(frame)} points that report it"
+    headers = {"prompt_tokens": "Prompt", "cache_hit_share": "Served from cache", "preemptions": "Preemptions"}
+    return placed(
+        frame, points, caption, headers=headers, formats={"cache_hit_share": words.percent, "preemptions": _count}
+    )
 
 
 def knees(points: pd.DataFrame) -> Html:
@@ -222,7 +349,12 @@ def knees(points: pd.DataFrame) -> Html:
         {
             "Sweep": [r["sweep"] for r in rows],
             "Engine": [r["engine"] for r in rows],
-            "Knee": [f"none up to C = {r['largest_concurrency']}" if pd.isna(r["knee_concurrency"]) else f"C = {r['knee_concurrency']:.0f}" for r in rows],
+            "Knee": [
+                f"none up to C = {r['largest_concurrency']}"
+                if pd.isna(r["knee_concurrency"])
+                else f"C = {r['knee_concurrency']:.0f}"
+                for r in rows
+            ],
             "TTFT p50 there": [words.seconds(r["ttft_p50_s"]) if pd.notna(r["ttft_p50_s"]) else None for r in rows],
             "TTFT p99 there": [words.seconds(r["ttft_p99_s"]) if pd.notna(r["ttft_p99_s"]) else None for r in rows],
         }
@@ -231,30 +363,57 @@ def knees(points: pd.DataFrame) -> Html:
 
 
 def goodput(points: pd.DataFrame, slo: Any) -> Html:
-    targets = [f"{name} ≤ {words.seconds(value)}" for name, value in (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("latency", slo.e2e_s)) if value]
+    targets = [
+        f"{name} ≤ {words.seconds(value)}"
+        for name, value in (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("latency", slo.e2e_s))
+        if value
+    ]
     if not targets:
         return Html("<p>The parameters set no targets (slo), so there is no goodput to give.</p>")
-    headers = PLACE | {"request_rate_per_s": "Raw, requests/s", "goodput_per_s": "Good, requests/s", "raw_to_good": "Raw / good"}
-    formats = {"raw_to_good": lambda v: "nothing good" if pd.isna(v) else f"{words.number(v)}×", "concurrency": _count}
-    return table(analysis.goodput(points), f"Goodput under {words.listing(targets)}", headers=headers, formats=formats)
+    frame = analysis.goodput(points)
+    if frame.empty:
+        return Html("<p>Nothing was measured.</p>")
+    none = int((frame["goodput_per_s"] == 0).sum())
+    headers = {
+        "request_rate_per_s": "Raw, requests/s",
+        "goodput_per_s": "Good, requests/s",
+        "raw_to_good": "Raw / good",
+    }
+    formats = {"raw_to_good": lambda v: "nothing good" if pd.isna(v) else f"{words.number(v, 2)}×"}
+    caption = f"Goodput under {words.listing(targets)}: nothing good at {none} of {len(frame)} points"
+    return placed(frame, points, caption, headers=headers, formats=formats)
 
 
 def itl(points: pd.DataFrame) -> Html:
-    headers = PLACE | {"itl_p50_s": "p50", "itl_p99_s": "p99", "itl_is_event_gap": "Event gap", "p99_to_p50": "p99 / p50"}
-    formats = {"itl_p50_s": words.seconds, "itl_p99_s": words.seconds, "p99_to_p50": lambda v: f"{words.number(v)}×", "concurrency": _count}
-    return table(analysis.itl(points), "Gaps between tokens; an event gap where one event carried several tokens", headers=headers, formats=formats)
+    frame = analysis.itl(points)
+    if frame.empty:
+        return Html("<p>Nothing was measured.</p>")
+    headers = {"itl_p50_s": "p50", "itl_p99_s": "p99", "itl_is_event_gap": "Event gap", "p99_to_p50": "p99 / p50"}
+    formats = {"itl_p50_s": words.seconds, "itl_p99_s": words.seconds, "p99_to_p50": _times}
+    caption = "Gaps between tokens; an event gap where one event carried several tokens"
+    return placed(frame, points, caption, headers=headers, formats=formats)
 
 
 def queue(points: pd.DataFrame) -> Html:
-    headers = PLACE | {"waiting_first_token": "λ·TTFT", "server_waiting_mean": "Server: waiting", "server_running_mean": "Server: running"}
-    return table(analysis.queue(points), "Requests that wait for their first token", headers=headers, formats={"concurrency": _count})
+    frame = analysis.queue(points)
+    if frame.empty:
+        return Html("<p>Nothing was measured.</p>")
+    headers = {
+        "waiting_first_token": "λ·TTFT",
+        "server_waiting_mean": "Server: waiting",
+        "server_running_mean": "Server: running",
+    }
+    return placed(frame, points, "Requests that wait for their first token", headers=headers)
 
 
 def suspects(points: pd.DataFrame) -> Html:
     frame = analysis.suspects(points)
     if frame.empty:
         return Html(f"<p>All {len(points)} points passed every check of the audit.</p>")
-    return table(frame, f"{len(frame)} of {len(points)} points gave a reason for doubt", headers=PLACE | {"verdict": "Audit", "reasons": "Why"})
+    caption = f"{len(frame)} of {len(points)} points gave a reason for doubt"
+    return placed(
+        frame, points, caption, headers={"verdict": "Audit", "reasons": "Why"}, formats={"verdict": tables.audit}
+    )
 
 
 def stopped(stops: Iterable[Mapping[str, Any]], sweep: str) -> Html:
@@ -276,5 +435,12 @@ def stamps(predictions: Mapping[str, Any]) -> Html:
 
 def cost(told: Mapping[str, float], hardware: Any) -> Html:
     """Wall time, its parts, and the price."""
-    extra = [(name, words.seconds(told[key])) for name, key in (("measuring", "measuring_s"), ("engines starting", "starting_s"), ("everything else", "rest_s"))]
+    extra = [
+        (name, words.seconds(told[key]))
+        for name, key in (
+            ("measuring", "measuring_s"),
+            ("engines starting", "starting_s"),
+            ("everything else", "rest_s"),
+        )
+    ]
     return tables.cost_box(told["wall_s"], hardware.price_per_hour, hardware.currency, extra=extra)

@@ -14,7 +14,10 @@ import yaml
 
 from ..charts.svg import stand_alone
 from ..errors import ServebookError
+from . import notes
 from .outputs import terminal_text
+from .render import described, put_notes
+from .scrub import Scrub
 
 ENGINES = ("hugo", "jekyll", "astro", "none")
 BLOCKS = {"p", "li", "h3", "h4", "h5", "caption", "pre"}
@@ -39,6 +42,8 @@ def export_post(run_dir: Path | str, post: Path | str, out: Path | str, *, front
     run_dir, out = Path(run_dir), Path(out)
     stored = run_dir / "params.yaml"
     run = (yaml.safe_load(stored.read_text(encoding="utf-8")) or {}) if stored.exists() else {}
+    Scrub(run_dir).notebook(notebook)
+    put_notes(notebook, notes.read(run_dir, run.get("run")))
     parts: list[str] = []
     for cell in notebook.cells:
         if {"remove-cell", "notebook-only"} & set(cell["metadata"].get("tags", [])):
@@ -46,7 +51,9 @@ def export_post(run_dir: Path | str, post: Path | str, out: Path | str, *, front
         if cell.cell_type == "markdown":
             parts.append(_no_html(re.sub(r"\A\s*# .*\n?", "", cell.source).strip()))
         elif cell.cell_type == "code":
-            parts += [_output(o, out / "images") for o in cell.outputs]
+            own = notes.TAG in cell["metadata"].get("tags", [])
+            parts += [_no_html("".join(o["data"].get("text/markdown", ""))) if own and "data" in o else
+                      _output(o, out / "images") for o in cell.outputs]  # fmt: skip
     body = "\n\n".join(p for p in parts if p) + "\n"
     path = out / "index.md"
     _write(path, _front_matter(run, run_dir, front_matter) + body)
@@ -63,7 +70,7 @@ def _front_matter(run: dict[str, Any], run_dir: Path, engine: str) -> str:
             starts.append(at)
     # the day of the measurement, so that a second export is the same file
     date = min(starts, default="1970-01-01T00:00:00Z")
-    fields: dict[str, Any] = {"title": title, "description": run.get("description") or ""}
+    fields: dict[str, Any] = {"title": title, "description": run.get("description") or described(run)}
     if engine == "jekyll":
         fields = {"layout": "post"} | fields | {"date": date, "tags": ["llm", "serving"]}
     elif engine == "astro":

@@ -22,6 +22,7 @@ METRIC_NAMES = {
     "decode_tok_per_s": "Decode tok/s", "request_rate_per_s": "Requests/s",
 }  # fmt: skip
 Format = Callable[[Any], Any]  # gives text, Html, or None for what is unknown
+LONG_TABLE = 20  # rows that stay unfolded
 
 
 class Html(str):
@@ -83,7 +84,10 @@ def table(
     inner = (
         f"<table><caption>{esc(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
     )
-    return Html(scroller(inner, caption))
+    if len(body) <= LONG_TABLE:
+        return Html(scroller(inner, caption))
+    fold = f'<summary>{esc(caption)} <span class="sb-soft">({len(body)} rows)</span></summary>'
+    return Html(f'<details class="sb-long">{fold}{scroller(inner, caption)}</details>')
 
 
 def plain(value: Any) -> Any:
@@ -115,7 +119,7 @@ def verdict(name: str) -> Html:
 def place(row: Any) -> str:
     """Where a point lies on its sweep, in words: C = 8, 0.5 requests/s, 2,048 prompt tokens."""
     if pd.notna(row.rate_per_s) and row.rate_per_s > 0:
-        return f"{row.rate_per_s:g} requests/s"
+        return f"{words.number(row.rate_per_s)} requests/s"
     if str(row.point).startswith("p"):
         return f"{row.prompt_tokens:,.0f} prompt tokens"
     return f"C = {row.concurrency:.0f}" if pd.notna(row.concurrency) else str(row.point)
@@ -146,7 +150,11 @@ def box(title: str, pairs: Iterable[tuple[str, Any]]) -> Html:
 
 def where(row: Any) -> str:
     """A point's load in words: C = 8, 512 in, 128 out."""
-    load = f"{row['rate_per_s']:g} requests/s" if pd.notna(row["rate_per_s"]) else f"C = {row['concurrency']:.0f}"
+    load = (
+        f"{words.number(row['rate_per_s'])} requests/s"
+        if pd.notna(row["rate_per_s"])
+        else f"C = {row['concurrency']:.0f}"
+    )
     return f"{load}, {row['prompt_tokens']:,.0f} in, {row['output_tokens']:,.0f} out"
 
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..charts.words import listing
 from ..errors import ServebookError
-from . import outputs
+from . import notes, outputs
 from .math import Ids, Page, markdown, permalink, slug
+from .scrub import Scrub
 
 TEMPLATE = Path(__file__).parent / "template"
 HIDDEN = {"remove-cell", "notebook-only"}  # tags of cells that stay out of the page
@@ -38,7 +40,8 @@ def render(
 ) -> Path:
     """Write the page of a run and return its path (`out`, else report.html in the run's folder).
 
-    notebooks: executed copies in their order; the post (08…) comes first on the page, then a chapter each.
+    notebooks: executed copies in their order; the post (08…) comes first on the page, then a chapter each. The
+    author's notes are read again, and this machine's folders taken out (report/notes.py, report/scrub.py).
     url: where the page will stand, for the social card's tags. Raises ServebookError where a notebook is unreadable.
     """
     run_dir = Path(run_dir)
@@ -50,8 +53,9 @@ def render(
     anchors = {p.name: ids.new("post" if _is_post(p) else slug(p.stem)) for p in paths}
     posts = [p for p in paths if _is_post(p)]
     others = [p for p in paths if not _is_post(p)]
-    post = [chapter(p, ids, anchors, post=True) for p in posts]
-    chapters = [chapter(p, ids, anchors, post=False) for p in others]
+    scrub, said = Scrub(run_dir), notes.read(run_dir, _run(run_dir).get("run"))
+    post = [chapter(p, ids, anchors, post=True, scrub=scrub, said=said) for p in posts]
+    chapters = [chapter(p, ids, anchors, post=False, scrub=scrub) for p in others]
     _tell_apart(others, chapters)
     rules: set[str] = set()
     context = _context(run_dir) | {"post": post, "chapters": chapters, "url": url, "policy": POLICY}
@@ -113,8 +117,10 @@ def _style() -> str:
 # ---- notebooks --------------------------------------------------------------------------------------------------
 
 
-def chapter(path: Path, ids: Ids, anchors: Mapping[str, str], *, post: bool) -> Chapter:
-    """One executed notebook through nbconvert with this project's own template."""
+def chapter(
+    path: Path, ids: Ids, anchors: Mapping[str, str], *, post: bool, scrub: Scrub, said: str | None = None
+) -> Chapter:
+    """One executed notebook through nbconvert with this project's own template. said: the author's notes."""
     import nbformat
     from nbconvert.exporters.templateexporter import TemplateExporter
 
@@ -124,6 +130,8 @@ def chapter(path: Path, ids: Ids, anchors: Mapping[str, str], *, post: bool) -> 
         raise ServebookError(
             "cannot read the notebook", str(path), "Run its stage again: servebook run --only"
         ) from error
+    scrub.notebook(notebook)
+    put_notes(notebook, said)
     title = _take_title(notebook)
     anchor = anchors[path.name]
     sections: list[tuple[int, str, str]] = []
@@ -168,6 +176,15 @@ def _joined_code(cells: list[Any]) -> list[Any]:
     return joined
 
 
+def put_notes(notebook: Any, said: str | None) -> None:
+    """The notes as they are now in the place of those that the notebook was executed with."""
+    from nbformat.v4 import new_output
+
+    for cell in notebook.cells:
+        if said is not None and cell.cell_type == "code" and notes.TAG in cell["metadata"].get("tags", []):
+            cell.outputs = [new_output("display_data", {"text/markdown": said})]
+
+
 def _take_title(notebook: Any) -> str:
     """The first H1, taken out of its cell: the page sets it."""
     for cell in notebook.cells:
@@ -200,21 +217,35 @@ def highlight(source: str) -> str:
 
 
 def _context(run_dir: Path) -> dict[str, Any]:
-    import yaml
-
-    run: dict[str, Any] = {}
-    params = run_dir / "params.yaml"
-    if params.exists():
-        run = yaml.safe_load(params.read_text(encoding="utf-8")) or {}
+    run = _run(run_dir)
     return {
         "title": run.get("title"),
-        "description": run.get("description") or "LLM serving: predicted, measured, explained.",
+        "description": run.get("description") or described(run),
         "run": run.get("run") or run_dir.name,
         "stamp": _stamp(run_dir),
         "downloads": _downloads(run_dir),
         "permalink": permalink,
         "plain": plain,
     }
+
+
+def _run(run_dir: Path) -> dict[str, Any]:
+    import yaml
+
+    params = run_dir / "params.yaml"
+    return (yaml.safe_load(params.read_text(encoding="utf-8")) or {}) if params.exists() else {}
+
+
+def described(run: Mapping[str, Any]) -> str:
+    """A run in one sentence, where its parameters give none."""
+    model, hardware = run.get("model") or {}, run.get("hardware") or {}
+    name = model.get("hub") or model.get("config") or model.get("path")
+    card = hardware.get("gpu") or (hardware.get("figures") or {}).get("name")
+    if not name or not run.get("engines"):
+        return "LLM serving: predicted, measured, explained."
+    on = f" on {card}" if card and card not in ("auto", "detect") else ""
+    served = f"{name}{on}, served by {listing(list(run['engines']))}"
+    return f"{served}: every point predicted first, then measured, every miss explained."
 
 
 def plain(text: str) -> str:
@@ -251,8 +282,11 @@ def _downloads(run_dir: Path) -> list[dict[str, str]]:
         "params.yaml": "the run's parameters",
     }
     found = []
+    scrub = Scrub(run_dir)
     for name, kind in kinds.items():
         raw = _predictions_csv(run_dir) if name == "predictions.csv" else _bytes(run_dir / name)
+        if name == "params.yaml":
+            raw = scrub(raw.decode()).encode()
         if raw and len(raw) <= LARGEST_DOWNLOAD:
             coded = base64.b64encode(raw).decode()
             found.append({

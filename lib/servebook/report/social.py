@@ -11,6 +11,7 @@ import yaml
 
 from .. import score
 from ..charts import words
+from .markup import METRIC_NAMES, place, unit_of
 
 
 def write_social(run_dir: Path | str) -> Path:
@@ -32,7 +33,7 @@ def social(points: Any, predictions: Any, run: dict[str, Any]) -> str:
     frame = score.points_frame(points)
     frame = frame[(frame["verdict"] != "invalid") & (frame["sweep"] != "calibration")]
     frame = frame[frame["output_tok_per_s"].notna()]
-    scores = score.score(points, predictions)
+    scores = held_out_scores(points, predictions, run)
     lines = [f"# {run.get('title') or run.get('run') or 'An LLM serving run'}", ""]
     if frame.empty:
         return "\n".join([*lines, "Nothing was measured in this run.", ""])
@@ -43,9 +44,8 @@ def social(points: Any, predictions: Any, run: dict[str, Any]) -> str:
         if best["output_tok_per_s_ci_low"] > 0:
             low, high = (words.number(best[f"output_tok_per_s_ci_{end}"]) for end in ("low", "high"))
             span = f" (95 % interval {low} to {high})"
-        load = f"{best['rate_per_s']:g} requests/s" if best["rate_per_s"] > 0 else f"C = {best['concurrency']:.0f}"
         lines.append(
-            f"- {engine}: at best {words.number(best['output_tok_per_s'])} output tok/s{span}, {load}, "
+            f"- {engine}: at best {words.number(best['output_tok_per_s'])} output tok/s{span}, {place(best)}, "
             f"{best['prompt_tokens']:,.0f} tokens in, {best['output_tokens']:,.0f} out; TTFT "
             f"{words.seconds(best['ttft_mean_s'])}, TPOT {words.seconds(best['tpot_mean_s'])}"
         )
@@ -55,12 +55,9 @@ def social(points: Any, predictions: Any, run: dict[str, Any]) -> str:
         off = words.percent(final["error_share"].abs().mean())
         lines += ["", f"{hits} of {total} predictions came within {words.percent(score.HIT)}; the mean error is {off}."]
         worst = score.largest_misses(scores, 1).iloc[0]
-        unit = "tok/s" if "tok" in worst["metric"] else "/s" if worst["metric"].endswith("per_s") else "s"
-        name = (
-            worst["metric"].removesuffix("_s").replace("_", " ") if unit == "s" else worst["metric"].replace("_", " ")
-        )
+        unit, name = unit_of(worst["metric"]), METRIC_NAMES.get(worst["metric"], worst["metric"])
         lines.append(
-            f"The largest miss: {name} of {worst['engine']} at {worst['sweep']} {worst['point']}, predicted "
+            f"The largest miss: {name} of {worst['engine']}, {worst['sweep']} at {place(worst)}, predicted "
             f"{words.quantity(worst['predicted'], unit)}, measured {words.quantity(worst['measured'], unit)} "
             f"(regime: {worst['regime']})."
         )
@@ -68,6 +65,12 @@ def social(points: Any, predictions: Any, run: dict[str, Any]) -> str:
         lines += ["", "Random weights and random prompts: the times are real, the text is not."]
     lines += ["", "The page holds every point, every interval and the data: report.html", ""]
     return "\n".join(lines)
+
+
+def held_out_scores(points: Any, predictions: Any, run: dict[str, Any]) -> Any:
+    """The scores that the page shows: without what calibration had seen."""
+    taught = [(c["prompt_tokens"], c["output_tokens"]) for c in run.get("calibration") or []]
+    return score.held_out(score.score(points, predictions), taught)
 
 
 def _points(run_dir: Path) -> list[dict[str, Any]]:

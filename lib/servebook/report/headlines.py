@@ -1,0 +1,172 @@
+"""The top of the post: the claim, three figures with their intervals, the conditions, and what the audit doubts."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from .. import score
+from ..charts import words
+from ..charts.style import engine_order
+from .markup import Html, esc, place, range_text, where
+
+
+def card(value: str, unit: str, what: str, interval: str) -> str:
+    small = f' <span class="sb-unit">{esc(unit)}</span>' if unit else ""
+    return (
+        f'<li><span class="sb-big">{esc(value)}{small}</span><span class="sb-what">{esc(what)}</span>'
+        f'<span class="sb-range">{esc(interval)}</span></li>'
+    )
+
+
+def headline(points: Any, scores: pd.DataFrame, *, hardware: str, versions: str, engine: str = "vllm") -> Html:
+    """Three figures up front, with interval, hardware and versions: the best output rate, its ratio to the other
+    engine at the same point, and how far the predictions lay off."""
+    frame = score.points_frame(points)
+    frame = frame[
+        (frame["verdict"] != "invalid") & frame["output_tok_per_s"].notna() & (frame["sweep"] != "calibration")
+    ]
+    cards = []
+    own = frame[frame["engine"] == engine]
+    if own.empty and len(frame):
+        engine = str(frame["engine"].iloc[0])
+        own = frame[frame["engine"] == engine]
+    if len(own):
+        best = own.loc[own["output_tok_per_s"].idxmax()]
+        span = range_text(best["output_tok_per_s_ci_low"], best["output_tok_per_s_ci_high"], "")
+        what = f"output tokens/s, the most that {engine} gave ({where(best)})"
+        cards.append(
+            card(words.number(best["output_tok_per_s"]), "tok/s", what, f"95 % interval {span}, n = {_count(best)}")
+        )
+        others = frame[(frame["engine"] != engine) & (frame["sweep"].isin(own["sweep"]))]
+        both = own.merge(others, on=["sweep", "point"], suffixes=("", "_other"))
+        if len(both):
+            both = both.assign(ratio=both["output_tok_per_s"] / both["output_tok_per_s_other"])
+            top = both.loc[both["ratio"].idxmax()]
+            low, high = _ratio_interval(top)
+            span = f"95 % interval {range_text(low, high, '×')}" if np.isfinite(low) else "no interval"
+            what = f"the output rate of {top['engine_other']} at the same load ({where(top)}), the largest gap"
+            cards.append(card(words.number(top["ratio"], 2), "×", what, span))
+    final = score.final(scores) if len(scores) else scores
+    if len(final):
+        cards.append(_error_card(final))
+    conditions = f'<p class="sb-conditions">{esc(hardware)} · {esc(versions)}</p>'
+    return Html(f'<ul class="sb-cards">{"".join(cards)}</ul>{conditions}' if cards else "<p>Nothing was measured.</p>")
+
+
+def _error_card(final: pd.DataFrame) -> str:
+    """How far the frozen predictions lay off, over what, and how well the measurements themselves are known."""
+    errors = final.assign(size=final["error_share"].abs())
+    points = errors.groupby(["sweep", "engine", "point"])["size"]
+    low, high = _bootstrap_mean(points.sum().to_numpy(), points.count().to_numpy())
+    metrics, n = final["metric"].nunique(), points.ngroups
+    over = f"{metrics} {'metric' if metrics == 1 else 'metrics'} at {n} {'point' if n == 1 else 'points'}"
+    what = f"mean error of the {len(final)} predictions frozen before ({over} of {words.listing(_engines(final))})"
+    note = f"95 % interval {words.percent(low)} to {words.percent(high)}"
+    half = ((final["measured_high"] - final["measured_low"]) / 2 / final["measured"]).dropna()
+    if len(half):
+        note += f"; the measured means are themselves known to ±{words.percent(half.median())} (median)"
+    inside = final["inside"].dropna().astype(float)
+    if len(inside):
+        note += f"; {words.percent(inside.mean())} lie inside their 80 % interval"
+    return card(words.percent(errors["size"].mean()), "", what, note)
+
+
+def _engines(frame: pd.DataFrame) -> list[str]:
+    return sorted(frame["engine"].unique(), key=engine_order)
+
+
+def hardware_line(params: Any, gpu: Any, provenance: Mapping[str, Any]) -> str:
+    """Hardware, driver and model for the line under the headline."""
+    first = ((provenance.get("sessions") or [{}])[0].get("gpu")) or {}
+    count = first.get("gpus") or 1
+    card = f"{count} × {gpu.name}" if count > 1 else gpu.name
+    driver = f", driver {first['driver']}" if first.get("driver") else ""
+    weights = ", random weights" if params.model.weights == "dummy" else ""
+    name = params.model.hub or params.model.config or params.model.path
+    return f"{card}{driver} · {name}, {params.model.dtype}{weights}"
+
+
+KINDS_OF_DOUBT = {
+    "GPU clocks throttled": "the GPU's clocks were throttled", "not converged": "the mean is not known well enough",
+    "not steady": "latency drifted within the point", "client-limited": "the load client could not keep up",
+    "the server counted": "client and server count tokens differently",
+}  # fmt: skip
+
+
+def trust(points: Any) -> Html:
+    """One line under the headline where the audit doubts points: how many, and for what."""
+    frame = score.points_frame(points)
+    doubted = frame[frame["verdict"].isin(["suspect", "invalid"])]
+    if doubted.empty:
+        return Html("")
+    kinds: dict[str, int] = {}
+    for reasons in doubted.get("reasons", []):
+        heads = {re.split(r"[:(]|\s\d", str(r))[0].strip() for r in (reasons if isinstance(reasons, list) else [])}
+        for head in heads:
+            kinds[KINDS_OF_DOUBT.get(head, head)] = kinds.get(KINDS_OF_DOUBT.get(head, head), 0) + 1
+    often = sorted(kinds.items(), key=lambda k: (-k[1], k[0]))[:2]
+    why = words.listing([f"{what} ({n} {'point' if n == 1 else 'points'})" for what, n in often])
+    lost = int((doubted["verdict"] == "invalid").sum())
+    text = f"The audit doubts {len(doubted)} of the {len(frame)} points, hollow in every figure" + (
+        f": {why}" if why else ""
+    )
+    if lost:
+        text += f"; {lost} of them failed and {'is' if lost == 1 else 'are'} left out"
+    return Html(f'<p class="sb-caution">{esc(text)}.</p>')
+
+
+def _factor(value: float) -> str:
+    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"
+
+
+def _count(row: Any) -> str:
+    return "–" if pd.isna(row["requests"]) else f"{row['requests']:.0f}"
+
+
+def _ratio_interval(row: Any) -> tuple[float, float]:
+    # both intervals are independent: their half-widths add in quadrature on the log scale
+    width = 0.0
+    for tail in ("", "_other"):
+        low, high = row[f"output_tok_per_s_ci_low{tail}"], row[f"output_tok_per_s_ci_high{tail}"]
+        if not (low > 0 and high > 0):
+            return math.nan, math.nan
+        width += (math.log(high / low) / 2) ** 2
+    return row["ratio"] * math.exp(-math.sqrt(width)), row["ratio"] * math.exp(math.sqrt(width))
+
+
+def _bootstrap_mean(sums: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
+    # whole points are drawn: the metrics of one point are off together
+    drawn = np.random.default_rng(1).integers(len(sums), size=(2000, len(sums)))
+    low, high = np.percentile(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def claim(points: Any, scores: pd.DataFrame, *, engine: str = "vllm") -> Html:
+    """The run in one sentence, from its figures."""
+    frame = score.points_frame(points)
+    frame = frame[(frame["verdict"] != "invalid") & (frame["sweep"] != "calibration")]
+    parts = []
+    both = frame[frame["engine"] == engine].merge(
+        frame[frame["engine"] != engine], on=["sweep", "point"], suffixes=("", "_other")
+    )
+    both = both[both["output_tok_per_s_other"] > 0]
+    if len(both):
+        ratios = both["output_tok_per_s"] / both["output_tok_per_s_other"]
+        top = both.loc[ratios.idxmax()]
+        first = both[both["sweep"] == top["sweep"]].sort_values(["concurrency", "prompt_tokens", "rate_per_s"]).iloc[0]
+        text = f"At {where(top)}, {engine} gives {_factor(ratios.max())} times the output of {top['engine_other']}"
+        if first["point"] != top["point"]:
+            text += f", against {_factor(ratios[first.name])} times at {place(first)}"
+        parts.append(text)
+    final = score.final(scores) if len(scores) else scores
+    if len(final):
+        hits = words.percent((final["verdict"] == "hit").mean())
+        parts.append(f"{hits} of the {len(final)} frozen predictions came within 10 % of what was measured")
+    text = "; ".join(parts) or "This run has not measured anything that was predicted"
+    return Html(f'<p class="sb-claim">{esc(text)}.</p>')

@@ -1,0 +1,69 @@
+"""The author's own words: notes/<run>.md, read when the page is rendered, with figures filled in from the run's data.
+
+A figure is written as its place in the data, `{{ sweep/engine/point/column }}` with a column of points.csv, or
+`{{ … /predicted metric }}` with a metric of predictions.json, so that a new run cannot leave an old number in the text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from .. import score
+from ..charts import words
+from ..errors import ServebookError
+from .markup import unit_of
+from .scrub import ROOT
+
+TAG = "author-notes"  # of the cell whose place in the post they take
+_FIGURE = re.compile(r"\{\{\s*([^{}]+?)\s*\}\}")
+
+
+def read(run_dir: Path | str, run: str | None = None) -> str | None:
+    """The notes of a run as Markdown, None where there are none.
+
+    Raises ServebookError for a figure that the run does not have.
+    """
+    run_dir = Path(run_dir)
+    path = ROOT / "notes" / f"{run or run_dir.name}.md"
+    return fill(path.read_text(encoding="utf-8"), run_dir, path.name) if path.exists() else None
+
+
+def fill(text: str, run_dir: Path, name: str = "notes") -> str:
+    """`text` with every {{ figure }} replaced; its unit is that of the column."""
+
+    def figure(match: re.Match[str]) -> str:
+        parts = match[1].split("/")
+        value = _value(run_dir, *parts) if len(parts) == 4 and ".." not in parts else None
+        if value is None:
+            raise ServebookError(
+                f"the run has no figure {match[1]!r}", name,
+                "Write {{ sweep/engine/point/column }}, e.g. {{ short_prompts/vllm/c0008/ttft_mean_s }}",
+            )  # fmt: skip
+        return words.quantity(value, _unit(parts[-1]))
+
+    return _FIGURE.sub(figure, text)
+
+
+def _value(run_dir: Path, sweep: str, engine: str, point: str, column: str) -> float | None:
+    if column.startswith("predicted "):
+        stored = run_dir / "predictions.json"
+        frame = score.prediction_frame(json.loads(stored.read_text(encoding="utf-8"))) if stored.exists() else None
+        if frame is None:
+            return None
+        own = frame[(frame["stage"] == score.best_stage(frame, engine)) & (frame["engine"] == engine)]
+        own = own[(own["sweep"] == sweep) & (own["point"] == point) & (own["metric"] == column.split()[1])]
+        return float(own["predicted"].iloc[-1]) if len(own) else None
+    stored = run_dir / "requests" / sweep / engine / f"{point}.json"
+    row: dict[str, Any] = json.loads(stored.read_text(encoding="utf-8")) if stored.exists() else {}
+    value = row.get(column)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _unit(column: str) -> str:
+    metric = column.removeprefix("predicted ")
+    if metric.endswith("_per_s"):
+        return unit_of(metric)
+    return "s" if metric.endswith("_s") else ""
