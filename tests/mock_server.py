@@ -197,7 +197,7 @@ class MockServer:
         self, request: dict[str, Any], options: dict[str, Any], record: Record, start: float, writer: Writer
     ) -> bool:
         b = self.b
-        total = 0 if b.no_tokens else request["max_tokens"] - b.short_by
+        total = 0 if b.no_tokens else request.get("max_tokens", 16) - b.short_by
         running = b.running_usage and options.get("continuous_usage_stats")
         put = self._put
         self.chat = "messages" in request

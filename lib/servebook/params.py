@@ -160,7 +160,20 @@ class ArrivalRateSweep(_Sweep):
         return self
 
 
-Sweep = Annotated[ConcurrencySweep | PromptLengthSweep | ArrivalRateSweep, Field(discriminator="kind")]
+class PrefixCacheSweep(_Sweep):
+    """Closed loop with fresh prompts, then over the same C with one seed for all: what a warm prefix cache flatters.
+
+    An engine without prefix caching (prefix_caching: false, the naive one) is measured with fresh prompts only."""
+
+    kind: Literal["prefix_cache"]
+    prompt_tokens: Count
+    output_tokens: Count
+    concurrency: Annotated[list[Count], Field(min_length=1)]
+
+
+Sweep = Annotated[
+    ConcurrencySweep | PromptLengthSweep | ArrivalRateSweep | PrefixCacheSweep, Field(discriminator="kind")
+]
 
 
 class Slo(Strict):
@@ -201,7 +214,9 @@ class RunParams(Strict):
         for name, sweep in self.sweeps.items():
             for engine in [*(sweep.engines or []), *sweep.minutes_per_engine]:
                 if engine not in self.engines:
-                    raise ValueError(f"sweep {name} names the engine {engine!r}; this run has {', '.join(self.engines)}")
+                    raise ValueError(
+                        f"sweep {name} names the engine {engine!r}; this run has {', '.join(self.engines)}"
+                    )
         return self
 
 
@@ -216,7 +231,11 @@ def load(path: Path | str) -> RunParams:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.yaml")], n=1)
-        hint = f"Did you mean {path.parent / near[0]}?" if near else "Give the path of a parameter file such as params/demo.yaml"
+        hint = (
+            f"Did you mean {path.parent / near[0]}?"
+            if near
+            else "Give the path of a parameter file such as params/demo.yaml"
+        )
         raise ServebookError(f"cannot read the parameter file ({_reason(error)})", str(path), hint) from error
     return loads(text, str(path))
 
@@ -230,7 +249,9 @@ def loads(text: str, where: str = "params") -> RunParams:
         mark = getattr(error, "problem_mark", None)
         at = f"{where}, line {mark.line + 1}" if mark else where
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ServebookError(f"not valid YAML ({problem})", at, "Mend the line, or compare it with params/demo.yaml") from error
+        raise ServebookError(
+            f"not valid YAML ({problem})", at, "Mend the line, or compare it with params/demo.yaml"
+        ) from error
     if not isinstance(data, dict):
         raise ServebookError("a parameter file is a mapping of keys", where, "Start from params/demo.yaml")
     _refuse_repeated_keys(root, where)
@@ -293,7 +314,9 @@ def _explain(fault: Any, root: yaml.Node | None) -> tuple[str, int, str]:
     if kind == "missing":
         return f"key {key} is missing", line, "Add it"
     if kind == "union_tag_invalid":
-        near = difflib.get_close_matches(str(context["tag"]), [t.strip(" '") for t in context["expected_tags"].split(",")], n=1)
+        near = difflib.get_close_matches(
+            str(context["tag"]), [t.strip(" '") for t in context["expected_tags"].split(",")], n=1
+        )
         hint = f"Did you mean {near[0]}?" if near else f"Valid: {context['expected_tags']}"
         return f"{key}.kind is {context['tag']!r}, which does not exist", line, hint
     if kind == "union_tag_not_found":
@@ -301,7 +324,11 @@ def _explain(fault: Any, root: yaml.Node | None) -> tuple[str, int, str]:
     message = fault["msg"].removeprefix("Value error, ")
     given = fault.get("input")
     if isinstance(given, str) and kind in ("float_type", "int_type", "float_parsing"):
-        hint = "YAML reads 1e9 as text: write 1.0e+9" if "e" in given.lower() and given[:1].isdigit() else "Write a number without quotes"
+        hint = (
+            "YAML reads 1e9 as text: write 1.0e+9"
+            if "e" in given.lower() and given[:1].isdigit()
+            else "Write a number without quotes"
+        )
         return f"{key} is the text {given!r}, not a number", line, hint
     if kind.endswith(("_type", "literal_error")) and not isinstance(given, dict | list):
         return f"{key} is {given!r}: {message[0].lower()}{message[1:]}", line, "Mend the value"
@@ -317,7 +344,9 @@ def _fields_at(loc: tuple[Any, ...]) -> set[str]:
         else:
             args = getattr(here, "__args__", ())
             members = [a for a in _flatten(args) if isinstance(a, type) and issubclass(a, BaseModel)]
-            tagged = [m for m in members if "kind" in m.model_fields and part in _literals(m.model_fields["kind"].annotation)]
+            tagged = [
+                m for m in members if "kind" in m.model_fields and part in _literals(m.model_fields["kind"].annotation)
+            ]
             if tagged:
                 here = tagged[0]
             elif members and not isinstance(part, int) and len(members) > 1:

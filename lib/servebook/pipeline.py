@@ -15,25 +15,28 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import engines
+from . import preflight
 from .book import Book
+from .engines.process import GPU_SLACK_GIB
 from .errors import ServebookError
 from .params import RunParams
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 FIRST = ("00_preflight", "01_prediction")
 SERVING = "02_serving"
+KERNEL = "python3"
 LAST = ("07_analysis", "08_post")
 # The notebook a sweep is told in when none is named after it
 DEFAULT_NOTEBOOK = {
     "concurrency": "03_short_prompts",
     "prompt_length": "05_prompt_length",
     "arrival_rate": "06_arrival_rate",
+    "prefix_cache": "06_prefix_cache",
 }
 
 
@@ -58,10 +61,11 @@ class Step:
 
 @dataclass
 class Outcome:
-    """What a run came to: the report if it was written, and every fault as one line."""
+    """What a run came to: the report if it was written, every fault (something is missing) and warning as one line."""
 
     report: Path | None = None
     faults: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 def notebook_of(params: RunParams, sweep: str) -> str:
@@ -97,8 +101,9 @@ def chapters(params: RunParams, params_path: str, copies: Path) -> list[Path]:
 def run(params_path: str, *, only: str | None = None, command: list[str] | None = None) -> Outcome:
     """Execute a run, or one stage of it (`only`: a notebook's name or its number, or "report").
 
-    Raises ServebookError when a notebook fails; an engine that cannot be started is a fault of the outcome and the
-    rest goes on. What is already measured is not measured again.
+    Raises ServebookError when a notebook fails on which all others build. An engine that cannot be started or fails,
+    and a notebook that measures or explains and fails, are faults of the outcome; the rest goes on. What is already
+    measured is not measured again.
     """
     os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # the kernel of this Python, whatever else is called python3
     book = Book.open(params_path, create=True)
@@ -110,7 +115,7 @@ def run(params_path: str, *, only: str | None = None, command: list[str] | None 
             raise ServebookError(f"no stage {only!r}", "--only", f"Stages: {names}")
     elif only == "report":
         plan = []
-    outcome = Outcome()
+    outcome = Outcome(warnings=preflight.warnings(book.params, book.base))
     with _single_run(book.dir), _orderly_sigterm():
         book.begin_session(command)
         started = time.monotonic()
@@ -120,7 +125,12 @@ def run(params_path: str, *, only: str | None = None, command: list[str] | None 
         finally:
             book.end_session(time.monotonic() - started, outcome.faults)
             progress.close()
-        outcome.report = report(book, params_path)
+        try:
+            outcome.report = report(book, params_path)
+        except ServebookError as error:
+            if not outcome.faults:
+                raise
+            outcome.faults.append(str(error))
     return outcome
 
 
@@ -137,35 +147,78 @@ def report(book: Book, params_path: str) -> Path:
 
 
 def _execute(book: Book, plan: list[Step], progress: Progress, outcome: Outcome) -> None:
-    position, unavailable = 0, set()
-    while position < len(plan):
-        step = plan[position]
-        group = [s for s in plan[position:] if s.engine == step.engine] if step.engine else [step]
-        with contextlib.ExitStack() as stack:
-            if step.engine and step.engine not in unavailable and book.missing(step.engine, [s.sweep for s in group]):
-                progress.say(position, f"starting {step.engine}")
-                try:
-                    stack.enter_context(book.engine(step.engine))
-                except ServebookError as error:
-                    book.engine_failed(step.engine, str(error))
-                    outcome.faults.append(f"{step.engine}: {error}")
-                    unavailable.add(step.engine)
-                    progress.note(f"{step.engine} did not start: {error}")
-            for s in group:
-                if s.engine in unavailable:
-                    position += 1
-                    continue
-                progress.say(position, s.copy_name.removesuffix(".ipynb"))
-                execute(NOTEBOOKS / f"{s.notebook}.ipynb", book.dir / "notebooks" / s.copy_name, s.parameters)
-                position += 1
+    with _Bench(book, progress, outcome) as bench:
+        for position, step in enumerate(plan):
+            progress.at(position)
+            sweeps = [s.sweep for s in plan[position:] if s.engine == step.engine]
+            if not bench.ready(step.engine, sweeps):
+                continue
+            progress.say(step.copy_name.removesuffix(".ipynb"))
+            source, target = NOTEBOOKS / f"{step.notebook}.ipynb", book.dir / "notebooks" / step.copy_name
+            try:
+                execute(source, target, step.parameters, on_retry=progress.note)
+            except ServebookError as error:
+                if step.notebook in FIRST:
+                    raise
+                outcome.faults.append(str(error))
+                progress.note(str(error))
+            if step.engine and (lost := book.faults(step.engine, step.sweep)):
+                outcome.faults += lost
+                bench.clear()  # whatever still runs there has failed
 
 
-def execute(source: Path, target: Path, parameters: dict[str, Any]) -> None:
+class _Bench:
+    """What holds the hardware: no engine or one, started when something is to be measured on it."""
+
+    def __init__(self, book: Book, progress: Progress, outcome: Outcome) -> None:
+        self._book, self._progress, self._outcome = book, progress, outcome
+        self._engine: Any = None
+        self._name: str | None = None
+        self._unavailable: set[str] = set()
+
+    def __enter__(self) -> _Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+    def ready(self, name: str | None, sweeps: list[str | None]) -> bool:
+        """Have the engine that the next steps need, if any; False where it cannot be had."""
+        if name != self._name or (self._engine and not self._engine.alive()):
+            self.clear()
+        self._name = name
+        if name is None or self._engine or name in self._unavailable or not self._book.missing(name, sweeps):
+            return name not in self._unavailable
+        self._progress.say(f"starting {name}")
+        try:
+            self._engine = self._book.start(name)
+        except ServebookError as error:
+            self._book.engine_failed(name, str(error))
+            self._outcome.faults.append(f"{name}: {error}")
+            self._unavailable.add(name)
+            self._progress.note(f"{name} did not start: {error}")
+        return name not in self._unavailable
+
+    def clear(self) -> None:
+        """End the engine, with everything it started, and see whether the GPU's memory is back."""
+        engine, self._engine = self._engine, None
+        if engine is None:
+            return
+        engine.stop()
+        if (left := engine.facts.get("gpu_gib_left") or 0.0) > GPU_SLACK_GIB:
+            self._outcome.warnings.append(f"{engine.name} has ended, but {left:.1f} GiB of GPU memory are not back")
+
+
+def execute(
+    source: Path, target: Path, parameters: dict[str, Any], *, on_retry: Callable[[str], None] = lambda _: None
+) -> None:
     """Run one notebook with papermill. A failure keeps the partial copy as NAME.failed.ipynb and raises ServebookError.
 
     The finished copy appears under its name only when every cell ran, so that a failed notebook is never published.
+    A notebook whose kernel died is run once more: what it had measured is kept.
     """
     import papermill
+    from jupyter_client.kernelspec import NoSuchKernel
     from nbclient.exceptions import DeadKernelError
     from papermill.exceptions import PapermillException
 
@@ -176,20 +229,33 @@ def execute(source: Path, target: Path, parameters: dict[str, Any]) -> None:
         raise ServebookError(
             f"has no parameter {', '.join(sorted(unknown))}", source.name, "Add it to the cell tagged parameters"
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(target.name.replace(".ipynb", ".failed.ipynb"))
-    try:
-        papermill.execute_notebook(
-            str(source),
-            str(partial),
-            parameters,
-            kernel_name="python3",
-            progress_bar=False,
-            cwd=str(source.parent),
-            extra_arguments=["--IPKernelApp.log_level=ERROR"],  # it warns of its own loopback sockets at every start
-        )
-    except (PapermillException, DeadKernelError, RuntimeError) as error:
-        raise _notebook_fault(source, partial, error) from error
+    for attempt in (1, 2):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            papermill.execute_notebook(
+                str(source), str(partial), parameters, kernel_name=KERNEL, progress_bar=False, cwd=str(source.parent),
+                extra_arguments=["--IPKernelApp.log_level=ERROR"],  # it warns of its loopback sockets at every start
+            )  # fmt: skip
+            break
+        except DeadKernelError as error:
+            if attempt == 2:
+                raise ServebookError(
+                    "its kernel died twice", source.name,
+                    "Look for the system's out-of-memory killer (dmesg), then run again: what is measured is kept",
+                ) from error  # fmt: skip
+            on_retry(f"the kernel of {source.name} died; running it again")
+        except NoSuchKernel as error:
+            raise ServebookError(
+                f"there is no Jupyter kernel {KERNEL!r}", source.name, "Install ipykernel in this Python"
+            ) from error
+        except OSError as error:
+            raise ServebookError(
+                f"cannot write the executed copy ({error.strerror or error})", str(partial),
+                "Free space or permissions there, then run again: what is measured is kept",
+            ) from error  # fmt: skip
+        except (PapermillException, RuntimeError) as error:
+            raise _notebook_fault(source, partial, error) from error
     cells = json.loads(partial.read_text())["cells"]
     unrun = [
         i for i, c in enumerate(cells) if c["cell_type"] == "code" and c["source"] and c.get("execution_count") is None
@@ -235,7 +301,14 @@ def _failed_cell(source: Path, partial: Path) -> str:
 
 @contextlib.contextmanager
 def _single_run(run_dir: Path) -> Iterator[None]:
-    with (run_dir / ".lock").open("w") as lock:
+    try:
+        lock = (run_dir / ".lock").open("w")
+    except OSError as error:
+        raise ServebookError(
+            f"cannot write the run's folder ({error.strerror})", str(run_dir),
+            "Change its permissions, or set SERVEBOOK_OUTPUTS to another folder",
+        ) from None  # fmt: skip
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -274,8 +347,11 @@ class Progress:
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
-    def say(self, index: int, what: str) -> None:
-        self._k, self._what = index + 1, what
+    def at(self, index: int) -> None:
+        self._k = index + 1
+
+    def say(self, what: str) -> None:
+        self._what = what
         left = self._book.seconds_left()
         about = f", about {left / 60:.0f} min of measuring left" if left and left >= 90 else ""
         self._print(f"[{self._k}/{self._total}] {what}{about}")
@@ -304,4 +380,4 @@ class Progress:
         print(f"{lead}{text}", file=sys.stderr, flush=True)
 
 
-__all__ = ["Outcome", "Step", "chapters", "engines", "execute", "notebook_of", "report", "run", "steps"]
+__all__ = ["Outcome", "Step", "chapters", "execute", "notebook_of", "report", "run", "steps"]

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from .params import ArrivalRateSweep, ConcurrencySweep, RunParams
+from .params import ArrivalRateSweep, ConcurrencySweep, NaiveEngine, PrefixCacheSweep, RunParams, VllmEngine
 
-Kind = Literal["calibration", "concurrency", "prompt_length", "arrival_rate"]
+Kind = Literal["calibration", "concurrency", "prompt_length", "arrival_rate", "prefix_cache"]
 CALIBRATION = "calibration"  # the sweep that the C = 1 points belong to
 
 
@@ -29,15 +29,28 @@ class PointSpec:
     fixed_requests: int | None = None  # measure exactly so many, without warm-up rules
 
 
+@dataclass(frozen=True, slots=True)
+class RepeatedPoint(PointSpec):
+    """A point that sends, on purpose, the prompts that others of its set have sent before."""
+
+    prompt_set: str = ""
+
+
 def calibration_points(params: RunParams, engine: str) -> list[PointSpec]:
     """The C = 1 points that the predictor may learn from, in the order given."""
     return [
         PointSpec(
-            CALIBRATION, engine, f"p{p.prompt_tokens:05d}-o{p.output_tokens:04d}", "calibration",
-            p.prompt_tokens, p.output_tokens, concurrency=1, fixed_requests=p.requests,
+            CALIBRATION,
+            engine,
+            f"p{p.prompt_tokens:05d}-o{p.output_tokens:04d}",
+            "calibration",
+            p.prompt_tokens,
+            p.output_tokens,
+            concurrency=1,
+            fixed_requests=p.requests,
         )
         for p in params.calibration
-    ]  # fmt: skip
+    ]
 
 
 def sweep_points(params: RunParams, sweep: str, engine: str, capacity_per_s: float | None = None) -> list[PointSpec]:
@@ -53,18 +66,43 @@ def sweep_points(params: RunParams, sweep: str, engine: str, capacity_per_s: flo
             PointSpec(sweep, engine, f"c{c:04d}", "concurrency", s.prompt_tokens, s.output_tokens, concurrency=c)
             for c in s.concurrency
         ]
+    if isinstance(s, PrefixCacheSweep):
+        return _prefix_cache_points(params, s, sweep, engine)
     if isinstance(s, ArrivalRateSweep):
         return [
             PointSpec(
-                sweep, engine, f"r{rate:.3f}", "arrival_rate", s.prompt_tokens, s.output_tokens,
-                rate_per_s=rate, arrivals=s.arrivals, gamma_shape=s.gamma_shape,
+                sweep,
+                engine,
+                f"r{rate:.3f}",
+                "arrival_rate",
+                s.prompt_tokens,
+                s.output_tokens,
+                rate_per_s=rate,
+                arrivals=s.arrivals,
+                gamma_shape=s.gamma_shape,
             )
             for rate in rates(s, capacity_per_s)
-        ]  # fmt: skip
+        ]
     return [
         PointSpec(sweep, engine, f"p{n:05d}", "prompt_length", n, s.output_tokens, concurrency=s.concurrency)
         for n in s.prompt_tokens
     ]
+
+
+def _prefix_cache_points(params: RunParams, s: PrefixCacheSweep, sweep: str, engine: str) -> list[PointSpec]:
+    """Every C with fresh prompts; then, where the engine may cache prefixes, every C with the same prompts."""
+    tokens = s.prompt_tokens, s.output_tokens
+    fresh = [PointSpec(sweep, engine, f"fresh-c{c:04d}", s.kind, *tokens, concurrency=c) for c in s.concurrency]
+    how = params.engines[engine]
+    if isinstance(how, NaiveEngine) or (isinstance(how, VllmEngine) and not how.prefix_caching):
+        return fresh
+    same = [
+        RepeatedPoint(
+            sweep, engine, f"same-c{c:04d}", s.kind, *tokens, concurrency=c, prompt_set=f"{sweep}/{engine}"
+        )
+        for c in s.concurrency
+    ]  # fmt: skip
+    return [*fresh, *same]
 
 
 def rates(sweep: ArrivalRateSweep, capacity_per_s: float | None) -> Iterable[float]:

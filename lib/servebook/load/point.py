@@ -20,7 +20,7 @@ from .. import files, results, stats
 from ..audit import audit
 from ..errors import ServebookError
 from ..params import Load, Slo
-from ..points import PointSpec
+from ..points import PointSpec, RepeatedPoint
 from . import arrivals, summary
 from .client import Client, Reply, now
 from .lengths import Length
@@ -181,7 +181,13 @@ def _point(
     point |= stage.health | {"client_gap_mean_s": stats.mean(tracker.client_gaps)}
     point["seed"] = load.seed
     point["started_at"] = stage.started_at.isoformat(timespec="seconds")
-    point["verdict"], point["reasons"] = audit(point, floors, cache_expected=cache_expected)
+    verdict, reasons = audit(point, floors, cache_expected=cache_expected)
+    if isinstance(spec, RepeatedPoint) and verdict != "invalid":
+        # a subject of the prefix-cache experiment, but no figure of this engine for any other table
+        hits = 100 * (point["cache_hit_share"] or 0.0)
+        repeated = f"prompts repeated on purpose: {hits:.1f} % of their tokens came from the prefix cache"
+        verdict, reasons = "invalid", [repeated, *reasons]
+    point |= {"verdict": verdict, "reasons": reasons}
     if run_dir is not None:
         series = results.series_path(run_dir, spec.sweep, spec.engine, spec.point)
         results.write_csv(series, scraper.columns(), scraper.rows(tracker.start))

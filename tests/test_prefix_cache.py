@@ -1,0 +1,88 @@
+"""The prefix-cache experiment: its points, what a caching server makes of them, its table and its figure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mock_server import Behaviour, serving
+from servebook import analysis, charts, params, points, results
+from servebook.load import measure_point_sync
+from servebook.load.loops import Rule
+from servebook.params import Load, Slo
+from servebook.report import cache_table
+
+RUN = """
+run: cache
+title: t
+model: {config: tiny-qwen2, weights: dummy}
+hardware: {gpu: A40}
+engines:
+  hf: {kind: naive}
+  vllm: {kind: vllm}
+  bare: {kind: vllm, prefix_caching: false}
+sweeps:
+  warm: {kind: prefix_cache, prompt_tokens: 32, output_tokens: 8, concurrency: [1, 2]}
+"""
+
+
+def specs(engine: str) -> list[points.PointSpec]:
+    return points.sweep_points(params.loads(RUN), "warm", engine)
+
+
+def test_repeated_points_only_where_something_is_cached() -> None:
+    assert [s.point for s in specs("vllm")] == ["fresh-c0001", "fresh-c0002", "same-c0001", "same-c0002"]
+    assert [s.point for s in specs("bare")] == [s.point for s in specs("hf")] == ["fresh-c0001", "fresh-c0002"]
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sweep on a server that answers faster what it has seen before."""
+    folder = tmp_path_factory.mktemp("run")
+    with serving(Behaviour(ttft_s=0.03, itl_s=0.001)) as server:
+        seen: set[tuple[int, ...]] = set()
+
+        def look(request: dict[str, Any]) -> None:
+            prompt = tuple(request["prompt"])
+            server.b.ttft_s, server.b.cached_share = (0.005, 0.5) if prompt in seen else (0.03, 0.0)
+            seen.add(prompt)
+
+        server.on_request = look
+        for spec in specs("vllm"):
+            measure_point_sync(
+                spec, url=server.url, model="mock", vocab=range(100, 1000), load=Load(jitter_s=0.001), slo=Slo(),
+                run_dir=folder, batching=True, rule=Rule(0, 8, 8, 0, 20),
+            )  # fmt: skip
+    return folder
+
+
+def test_repeated_prompts_are_repeated_flatter_and_count_as_no_figure_of_the_engine(run_dir: Path) -> None:
+    found = {p["point"]: p for p in results.read_points(run_dir)}
+    assert all(found[f"fresh-c000{c}"]["verdict"] != "invalid" for c in (1, 2))
+    assert found["same-c0002"]["verdict"] == "invalid"
+    assert found["same-c0002"]["reasons"][0].startswith("prompts repeated on purpose")
+    assert found["same-c0002"]["requests"] == 8 and found["same-c0002"]["failures"] == 0
+    table = analysis.prefix_cache(results.points_frame(run_dir), "warm")
+    assert list(table["concurrency"]) == [1, 2]
+    assert (
+        table["ttft_ratio"].iloc[0] > 0.8 and table["ttft_ratio"].iloc[1] < 0.5 and table["output_ratio"].iloc[1] > 1.3
+    )
+
+
+def test_the_table_and_the_figure_say_how_much(run_dir: Path) -> None:
+    frame = results.points_frame(run_dir)
+    shown = cache_table.prefix_cache(frame, "warm")
+    assert "TTFT same seed" in shown and "×" in shown
+    assert "No point" in cache_table.prefix_cache(frame[:0], "warm")
+    text = charts.text_of(charts.prefix_cache(frame, "warm"))
+    assert text.takeaway.startswith("Where repeated prompts flatter vllm most, at C = 2") and "same seed" in text.alt
+
+
+def test_an_engine_that_caches_nothing_has_a_row_without_ratios(run_dir: Path) -> None:
+    frame = results.points_frame(run_dir)
+    off = frame[frame["point"].str.startswith("fresh")].assign(engine="bare")
+    table = analysis.prefix_cache(off, "warm")
+    assert len(table) == 2 and table["ttft_ratio"].isna().all()
+    assert "–" in cache_table.prefix_cache(off, "warm")
+    assert charts.text_of(charts.prefix_cache(off, "warm")).takeaway
