@@ -23,7 +23,7 @@ export JUPYTER_PREFER_ENV_PATH := 1
 # Python compiles and keeps each at its first import, which this variable would forbid
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help report plan check preflight test lint lab lock clean
+.PHONY: help report post plan check preflight test lint lab lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -31,6 +31,9 @@ help:  ## this list
 
 report: $(READY)  ## predict, serve, measure, explain: outputs/<run>/report.html
 	@$(BIN)/servebook run $(PARAMS)
+
+post: $(READY)  ## the post as Markdown and images for a blog: outputs/<run>/post
+	@$(BIN)/servebook post $(PARAMS)
 
 plan: $(READY)  ## every point of a run with its predicted time and cost
 	@$(BIN)/servebook plan $(PARAMS)

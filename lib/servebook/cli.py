@@ -38,6 +38,11 @@ def _guarded(call: Any, options: argparse.Namespace) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return EXIT_FAULT
+    except OSError as error:  # what nothing else has put into words: a disk, a permission
+        if options.debug:
+            raise
+        print(f"servebook: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
+        return EXIT_FAULT
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -69,6 +74,9 @@ def _parser() -> argparse.ArgumentParser:
         "predict", _predict, "predict every point; with --calibration, learn from C = 1 points and score the rest"
     )
     sub.add_argument("--calibration", metavar="CSV", help="measured points, e.g. outputs/published/a40-qwen2.5-7b.csv")
+    sub.add_argument(
+        "--html", type=Path, metavar="FILE", help="with --calibration: a page of the points and their scores"
+    )
     sub.add_argument("--json", action="store_true")
     sub = command("serve", _serve, "start an engine in the foreground; Ctrl-C stops it and all it started")
     sub.add_argument("--engine", required=True, metavar="NAME")
@@ -76,16 +84,27 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("run", _run, "execute the book: predict, serve, measure, analyse, report")
     sub.add_argument("--only", metavar="STAGE", help="one notebook (name or number), one sweep, or report")
     sub.add_argument("--resume", action="store_true", help="the default: measure only what is missing")
+    sub = command(
+        "post", _post, "the post as Markdown with its figures, for a blog engine: index.md and images/", params=False
+    )
+    sub.add_argument("run", metavar="RUN_DIR", type=Path, help="a run's folder, or its parameter file")
+    sub.add_argument("--front-matter", default="hugo", metavar="ENGINE", help="hugo (default), jekyll, astro or none")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="default: post/ in the run's folder")
+    sub = command("compare", _compare, "several stored runs as one page, the first as the baseline", params=False)
+    sub.add_argument("run_dirs", metavar="RUN_DIR", type=Path, nargs="+")
+    sub.add_argument("--out", type=Path, metavar="FILE", help="default: compare.html beside the first run's folder")
     sub = command("report", _report, "render a stored run again; needs no GPU", params=False)
     sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     return parser
 
 
 def _check(options: argparse.Namespace) -> int:
-    from . import hardware
+    from . import hardware, preflight
     from .book import Book
 
     book = Book.open(options.params)
+    for warning in preflight.warnings(book.params, book.base):
+        print(f"servebook: {options.params}: {warning}", file=sys.stderr)
     gpu = hardware.resolve(book.params.hardware)
     engines = ", ".join(book.params.engines)
     print(
@@ -121,6 +140,8 @@ def _preflight(options: argparse.Namespace) -> int:
 def _predict(options: argparse.Namespace) -> int:
     from . import predict_cli
 
+    if options.html:
+        return _published(options)
     return predict_cli.main(options.params, options.calibration, as_json=options.json)
 
 
@@ -142,9 +163,46 @@ def _run(options: argparse.Namespace) -> int:
     outcome = pipeline.run(options.params, only=options.only, command=["servebook", *sys.argv[1:]])
     if outcome.report:
         print(outcome.report)
+    for line in outcome.warnings:
+        print(f"servebook: warning: {line}", file=sys.stderr)
     for fault in outcome.faults:
         print(f"servebook: {fault}", file=sys.stderr)
     return EXIT_FAULT if outcome.faults else 0
+
+
+def _published(options: argparse.Namespace) -> int:
+    if not options.calibration:
+        raise ServebookError("a page needs measured points", "--html", "Give them with --calibration CSV")
+    from . import predict
+    from .book import Book, find_params
+    from .predict_cli import read_published
+    from .report.published import write_published
+
+    book, source = Book.open(options.params), find_params(options.calibration)
+    measured, facts = read_published(source)
+    prediction = predict.predict_published(book.params, book.shape, book.gpu, measured, facts)
+    print(write_published(options.html, prediction, measured, book.params, book.gpu, source=source))
+    return 0
+
+
+def _post(options: argparse.Namespace) -> int:
+    from .book import Book
+    from .report.export import export_post
+
+    book = Book.open(options.run) if options.run.is_file() else Book.at(options.run)
+    post = book.dir / "notebooks" / "08_post.ipynb"
+    if not post.exists():
+        raise ServebookError("the run has no executed post", str(book.dir), "Run `servebook run --only 08_post` first")
+    print(export_post(book.dir, post, options.out or book.dir / "post", front_matter=options.front_matter))
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from .report.compare import compare
+
+    out = options.out or options.run_dirs[0].resolve().parent / "compare.html"
+    print(compare([d.resolve() for d in options.run_dirs], out))
+    return 0
 
 
 def _report(options: argparse.Namespace) -> int:

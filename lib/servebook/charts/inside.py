@@ -16,8 +16,8 @@ SERIES = {
     "running": ("Requests", "running"),
     "waiting": ("Requests", "waiting"),
     "kv_usage": ("KV cache used (%)", "KV cache"),
-    "prompt_tok_per_s": ("Tokens/s", "prompt"),
-    "generation_tok_per_s": ("Tokens/s", "generation"),
+    "prompt_tok_per_s": ("Prompt tok/s", "prompt"),
+    "generation_tok_per_s": ("Output tok/s", "generation"),
 }
 
 
@@ -133,7 +133,7 @@ def server_series(
     id = id or f"series-{engine}{'-' + point if point else ''}"
     where = f" ({engine}{', ' + point if point else ''})"
     title = f"What the server said of itself over time{where}"
-    figure, pairs = canvas.panels(max(1, len(panels)), height=1.45, stack=True)
+    figure, pairs = canvas.panels(max(1, len(panels)), height=1.3, stack=True)
     if not known:
         pairs[0][0].set_axis_off()
         text = "The server reported no metrics for this point."

@@ -56,6 +56,10 @@ def _session(record: Mapping[str, Any]) -> list[tuple[str, Any]]:
     if isinstance(machine, Mapping):
         words_of = {"cores": "{} cores", "memory_gib": "{} GiB"}
         pairs.append(("machine", ", ".join(words_of.get(k, "{}").format(v) for k, v in machine.items())))
+    if seconds := told.pop("seconds", None):
+        pairs.append(("took", words.seconds(seconds)))
+    if "python" in (told.get("versions") or {}):
+        told.pop("python", None)
     return pairs + _flat(told)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,15 @@ from .. import charts, ink, score
 from ..charts import words
 from ..errors import ServebookError
 from . import tables
-from .math import Ids, Page
-from .outputs import unique_ids
-from .render import POLICY, Chapter, _downloads, _environment, _style, permalink, plain
+from .render import Body, _downloads, write_page
 from .social import _points, _yaml
 from .tables import Html
+
+DRAWN = {
+    "concurrency": (charts.throughput, charts.latencies),
+    "prompt_length": (charts.prompt_length,),
+    "arrival_rate": (charts.arrival_rate,),
+}
 
 
 def compare(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
@@ -42,54 +44,36 @@ def compare(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
         stored = folder / "predictions.json"
         frozen = json.loads(stored.read_text(encoding="utf-8")) if stored.exists() else {"frozen": []}
         runs[name] = {"points": points, "frozen": frozen, "params": _yaml(folder / "params.yaml")}
-    page = Page(Ids())
-    for fixed in ("top", "content", "contents", "lab-book", "data"):
-        page.ids.new(fixed)
-    body, sections = _body(runs, page)
     names = list(runs)
     title = f"{words.listing(names)} compared"
-    context = {
+    body = _body(runs).chapter(title)
+    return write_page(Path(out), [body], [], {
         "title": title, "description": f"Measured runs side by side, {names[0]} as the baseline.",
-        "run": ", ".join(names),
-        "stamp": [], "downloads": [d for f in folders for d in _downloads(f) if d["name"] == "points.csv"],
-        "permalink": permalink, "plain": plain, "post": [Chapter(title, page.ids.new("post"), body, sections)],
-        "chapters": [], "url": None, "policy": POLICY, "style": _style(),
-    }  # fmt: skip
-    text = re.sub(r"[ \t]+\n", "\n", _environment().get_template("page.html.j2").render(**context))
-    out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    scratch = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(out)
-    return out
+        "run": ", ".join(names), "stamp": [],
+        "downloads": [d for f in folders for d in _downloads(f) if d["name"] == "points.csv"],
+    })  # fmt: skip
 
 
-def _body(runs: dict[str, dict[str, Any]], page: Page) -> tuple[str, list[tuple[int, str, str]]]:
-    parts: list[str] = []
-    sections: list[tuple[int, str, str]] = []
-
-    def section(title: str) -> None:
-        anchor = page.ids.new(re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-"))
-        sections.append((2, tables.esc(title), anchor))
-        parts.append(f'<h2 id="{anchor}">{tables.esc(title)} {permalink(anchor, title)}</h2>')
-
-    section("The runs")
-    parts.append(runs_table(runs))
+def _body(runs: dict[str, dict[str, Any]]) -> Body:
+    body = Body()
+    body.section("The runs")
+    body.add(runs_table(runs))
     frame = _long(runs)
     base = next(iter(runs))
     ratios = ratio_frame(frame, base)
-    section("Ratios")
-    parts.append(ratio_table(ratios, base))
+    body.section("Ratios")
+    body.add(ratio_table(ratios, base))
     for engine, own in frame.groupby("engine", sort=True):
-        section(f"Engine {engine}")
+        body.section(f"Engine {engine}")
         for workload, rows in own.groupby("workload", sort=True):
             if rows["run"].nunique() < 2:
                 continue
             points, frozen = _as_engines(runs, str(engine), str(workload))
-            draw = {"concurrency": (charts.throughput, charts.latencies), "prompt_length": (charts.prompt_length,),
-                    "arrival_rate": (charts.arrival_rate,)}[str(rows["kind"].iloc[0])]  # fmt: skip
-            parts += [unique_ids(charts.html_figure(f(points, frozen, f"{engine}-{workload}")), page) for f in draw]
-    return "\n".join(parts), sections
+            kind = str(rows["kind"].iloc[0])
+            draw = DRAWN.get(kind, DRAWN["concurrency"])
+            for f in draw:
+                body.add(charts.html_figure(f(points, frozen, f"{engine}-{workload}")))
+    return body
 
 
 def _workload(row: Any) -> str:

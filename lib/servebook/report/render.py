@@ -57,20 +57,49 @@ def render(
     post = [chapter(p, ids, anchors, post=True, scrub=scrub, said=said) for p in posts]
     chapters = [chapter(p, ids, anchors, post=False, scrub=scrub) for p in others]
     _tell_apart(others, chapters)
-    rules: set[str] = set()
-    context = _context(run_dir) | {"post": post, "chapters": chapters, "url": url, "policy": POLICY}
+    context = _context(run_dir)
     if not context["title"]:
         context["title"] = post[0].title if post else run_dir.name
+    return write_page(out, post, chapters, context | {"url": url})
+
+
+def write_page(out: Path, post: Sequence[Chapter], chapters: Sequence[Chapter], context: Mapping[str, Any]) -> Path:
+    """One page through the template. context: title, description, run, stamp, downloads, and url where it has one."""
+    rules: set[str] = set()
     for part in [*post, *chapters]:
         part.body = _hoist(part.body, rules)
-    context["style"] = _style() + "\n" + "".join(sorted(rules))
-    page = _environment().get_template("page.html.j2").render(**context)
+    style = _style() + "\n" + "".join(sorted(rules))
+    fixed = {"post": post, "chapters": chapters, "policy": POLICY, "permalink": permalink, "plain": plain}
+    page = _environment().get_template("page.html.j2").render(**{"url": None, **context, **fixed, "style": style})
     page = re.sub(r"[ \t]+\n", "\n", page)
     scratch = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     out.parent.mkdir(parents=True, exist_ok=True)
     scratch.write_text(page, encoding="utf-8")
     scratch.replace(out)
     return out
+
+
+class Body:
+    """A page's body that is put together here and not in a notebook: sections, tables, figures."""
+
+    def __init__(self) -> None:
+        self.page = Page(Ids())
+        for fixed in ("top", "content", "contents", "lab-book", "data"):
+            self.page.ids.new(fixed)
+        self.parts: list[str] = []
+        self.sections: list[tuple[int, str, str]] = []
+
+    def section(self, title: str) -> None:
+        anchor = self.page.ids.new(slug(title))
+        shown = html.escape(title)
+        self.sections.append((2, shown, anchor))
+        self.parts.append(f'<h2 id="{anchor}">{shown} {permalink(anchor, title)}</h2>')
+
+    def add(self, markup: str) -> None:
+        self.parts.append(outputs.unique_ids(markup, self.page))
+
+    def chapter(self, title: str) -> Chapter:
+        return Chapter(title, self.page.ids.new("post"), "\n".join(self.parts), self.sections)
 
 
 def _tell_apart(paths: Sequence[Path], chapters: Sequence[Chapter]) -> None:
@@ -224,8 +253,6 @@ def _context(run_dir: Path) -> dict[str, Any]:
         "run": run.get("run") or run_dir.name,
         "stamp": _stamp(run_dir),
         "downloads": _downloads(run_dir),
-        "permalink": permalink,
-        "plain": plain,
     }
 
 
@@ -288,12 +315,15 @@ def _downloads(run_dir: Path) -> list[dict[str, str]]:
         if name == "params.yaml":
             raw = scrub(raw.decode()).encode()
         if raw and len(raw) <= LARGEST_DOWNLOAD:
-            coded = base64.b64encode(raw).decode()
-            found.append({
-                "name": name, "href": f"data:{kind};charset=utf-8;base64,{coded}", "what": what[name],
-                "size": f"{max(1, round(len(raw) / 1000))} kB", "file": f"{run_dir.name}-{name}",
-            })  # fmt: skip
+            found.append(download(name, raw, kind, what[name], f"{run_dir.name}-{name}"))
     return found
+
+
+def download(name: str, raw: bytes, kind: str, what: str, file: str) -> dict[str, str]:
+    """A file inside the page, as the template takes it."""
+    coded = base64.b64encode(raw).decode()
+    size = f"{max(1, round(len(raw) / 1000))} kB"
+    return {"name": name, "href": f"data:{kind};charset=utf-8;base64,{coded}", "what": what, "size": size, "file": file}
 
 
 def _bytes(path: Path) -> bytes:

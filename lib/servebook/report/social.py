@@ -15,7 +15,9 @@ from .markup import METRIC_NAMES, place, unit_of
 
 
 def write_social(run_dir: Path | str) -> Path:
-    """Write `social.md` into the run's folder from its points and predictions, and return its path."""
+    """Write `social.md` and `card.png`, its picture, into the run's folder, and return social.md's path."""
+    from .card import write_card
+
     run_dir = Path(run_dir)
     run = _yaml(run_dir / "params.yaml")
     points = _points(run_dir)
@@ -25,6 +27,7 @@ def write_social(run_dir: Path | str) -> Path:
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     scratch.write_text(social(points, frozen, run), encoding="utf-8")
     scratch.replace(path)
+    write_card(run_dir)
     return path
 
 

@@ -1,0 +1,79 @@
+"""Points that somebody published, as a page of their own: predicted from those at C = 1, set against the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import charts, score
+from ..charts import words
+from . import chapter_tables, tables
+from .render import Body, described, download, write_page
+
+STAGE = "calibrated"
+
+
+def write_published(
+    out: Path | str,
+    prediction: Mapping[str, Any],
+    measured: Sequence[Mapping[str, Any]],
+    params: Any,
+    gpu: Any,
+    *,
+    source: Path,
+) -> Path:
+    """Write the page of published points and return its path.
+
+    prediction: what predict.predict_published gives for `measured`; source: the CSV, which the page offers as it is.
+    """
+    frozen = {"frozen": [{"stage": STAGE, "points": prediction["points"]}]}
+    taught = [(p["prompt_tokens"], p["output_tokens"]) for p in measured if p["concurrency"] == 1]
+    scores = score.held_out(score.score(measured, frozen), taught)
+    engine = next((n for n, e in params.engines.items() if e.kind != "naive"), next(iter(params.engines)))
+    body = Body()
+    body.add(_lead(measured, params, gpu))
+    body.add(tables.claim(measured, scores, engine=engine))
+    body.add(tables.headline(measured, scores, hardware=gpu.name, versions=source.stem, engine=engine))
+    points = score.points_frame(measured)
+    body.section("Predicted, and what was published")
+    for sweep in dict.fromkeys(points["sweep"]):
+        for draw in _drawn(points[points["sweep"] == sweep]):
+            body.add(charts.html_figure(draw(measured, frozen, sweep)))
+    body.section("Every score")
+    if len(scores):
+        body.add(charts.html_figure(charts.predicted_vs_measured(scores)))
+    body.add(tables.verdict_table(scores))
+    body.add(tables.verdict_table(scores, full=True))
+    body.section("What the prediction got wrong")
+    body.add(tables.misses_prose(scores))
+    body.section("What it was learned from")
+    body.add(chapter_tables.constants([prediction]))
+    body.add(tables.limits_box(params))
+    title = f"{params.title or params.run}: published points, predicted"
+    context = {
+        "title": title, "description": described(params.model_dump(mode="json")), "run": source.stem, "stamp": [],
+        "downloads": [download(source.name, source.read_bytes(), "text/csv", "the published points", source.name)],
+    }  # fmt: skip
+    return write_page(Path(out), [body.chapter(title)], [], context)
+
+
+def _lead(measured: Sequence[Mapping[str, Any]], params: Any, gpu: Any) -> str:
+    sources = [str(s) for s in dict.fromkeys(p.get("source") for p in measured) if s]
+    alone = sum(p["concurrency"] == 1 for p in measured)
+    text = (
+        f"{len(measured)} points that others measured on {gpu.name}. The prediction learned from the {alone} at "
+        "C = 1 and is set against the rest."
+    )
+    said = f" They come from {words.listing(sources)}." if sources else ""
+    return f"<p>{tables.esc(text + said)}</p>"
+
+
+def _drawn(points: Any) -> list[Any]:
+    """The charts that a sweep's columns allow."""
+    if points["sweep"].iloc[0] == "calibration":
+        return []
+    if points["concurrency"].nunique() < 2:
+        return [charts.prompt_length] if points["prompt_tokens"].nunique() > 1 else []
+    throughput = [charts.throughput] if points["decode_tok_per_s"].notna().any() else []
+    return [*throughput, charts.latencies]
