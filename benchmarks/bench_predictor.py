@@ -1,4 +1,4 @@
-"""The predictor's bars: accuracy on the two public tables, sensitivity to every prior, cross-validation, speed, memory.
+"""The predictor's bars: accuracy on the two public tables and the H200 run, sensitivity, cross-validation, speed.
 
     python benchmarks/bench_predictor.py [--quick]
 
@@ -16,7 +16,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from servebook import hardware, model, params, predict, simulation
+from servebook import hardware, ink, model, params, predict, results, simulation
 from servebook.calibrate import calibrate
 from servebook.forecast import Scenario, average, server, whole_rounds
 from servebook.params import ModelParams
@@ -137,6 +137,67 @@ def accuracy(tables: list[Table]) -> None:
     print(f"  naive server, FIFO from its own C = 1 points: TTFT at most {100 * max(naive):.2f} % off")
 
 
+class Reference:
+    """The stored H200 run: what was frozen before its points were measured, and what this predictor says of them."""
+
+    METRICS = ("ttft_s", "tpot_s", "output_tok_per_s")
+
+    def __init__(self, run: str = "h200-qwen2.5-7b") -> None:
+        self.dir = ROOT / "outputs" / "reference" / run
+        self.params = params.load(self.dir / "params.yaml")
+        self.shape = model.load_shape(self.params.model, self.dir)
+        self.gpu = hardware.Gpu(**self._json("hardware.json")["gpu"])
+        self.points = results.read_points(self.dir)
+        self.frozen = ink.standing(self._json("predictions.json")["frozen"])
+
+    def _json(self, name: str) -> dict:
+        return json.loads((self.dir / name).read_text(encoding="utf-8"))
+
+    def now(self) -> list[dict]:
+        """Entries as today's predictor would freeze them, from the calibration points only."""
+        entries = []
+        for e in self.frozen:
+            name = e["stage"].partition(":")[2]
+            if name:
+                learned = [p for p in self.points if p["engine"] == name and p["sweep"] == "calibration"]
+                facts = {name: self._json(f"engines/{name}.json")}
+                told = predict.predict_run(
+                    self.params, self.shape, self.gpu, facts=facts, calibration=learned, engines=[name],
+                    capacity_per_s=e["capacity_per_s"],
+                )  # fmt: skip
+                entries.append({"stage": e["stage"], "points": told["points"]})
+        return entries
+
+    def scores(self, entries: list[dict]) -> dict[tuple[str, str, str], tuple[float, int, int]]:
+        """{(engine, group, metric): (mean absolute error, points inside the 80 % interval, points)}; groups: "C = 1"
+        (prompt lengths and loads of one client), "C > 1", and "open" loops. Calibration points are left out."""
+        measured = {ink.key(p): p for p in self.points}
+        cells: dict[tuple[str, str, str], list[tuple[float, bool]]] = {}
+        for entry in entries:
+            engine = entry["stage"].partition(":")[2]
+            for p in entry["points"]:
+                m = measured.get(ink.key(p))
+                if not engine or m is None or p["sweep"] == "calibration":
+                    continue
+                group = "open" if m["rate_per_s"] else "C > 1" if m["concurrency"] > 1 else "C = 1"
+                for metric in self.METRICS:
+                    said, real = p["metrics"][metric], m[metric.replace("t_s", "t_mean_s")]
+                    cell = abs(said["value"] / real - 1), said["low"] <= real <= said["high"]
+                    cells.setdefault((engine, group, metric), []).append(cell)
+        return {k: (sum(e for e, _ in v) / len(v), sum(i for _, i in v), len(v)) for k, v in cells.items()}
+
+
+def reference() -> None:
+    run = Reference()
+    frozen, now = run.scores(run.frozen), run.scores(run.now())
+    print("\nThe H200 run: mean absolute error and points inside the 80 % interval, as frozen before measuring -> now")
+    print("  what is better now was learned on this run; the frozen figures are the honest ones")
+    for key in frozen:
+        before, after = (f"{100 * e:5.1f} % {i:>3} of {n:<3}" for e, i, n in (frozen[key], now[key]))
+        engine, group, metric = key
+        print(f"  {engine:<5}{group:<6}{metric:<17}{before}-> {after}")
+
+
 def sensitivity(tables: list[Table]) -> None:
     print("\nEach prior moved by ±25 % (mean absolute error; A40: TTFT / TPOT / decode rate)")
     for name in tables[0].priors():
@@ -190,6 +251,7 @@ def main() -> None:
     tables = [Table("A40"), Table("A100")]
     speed(tables)
     accuracy(tables)
+    reference()
     if not quick:
         sensitivity(tables)
         cross_validation(tables)

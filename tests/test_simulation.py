@@ -12,6 +12,8 @@ from servebook.simulation import Load, Prompt, arrivals, simulate, simulate_naiv
 class Times:
     """Fixed step times: 10 ms a decode step plus 1 µs a context token, 100 ms a step that prefills."""
 
+    event_s = 0.0
+
     def decode(self, decodes, kv_tokens):
         return 0.010, 1e-6
 
@@ -77,6 +79,21 @@ def test_a_launch_is_hidden_only_by_the_step_before():
     a, b = simulate(SchedulerConfig(), Launching(), load).requests
     alone = simulate(SchedulerConfig(), Launching(), Load([Prompt(16, 400)], arrivals_s=[0.0])).requests[0]
     assert a.end_s - alone.end_s == pytest.approx(0.030 - 2 * 0.010, abs=1e-4) and b.first_s >= 1.032
+
+
+def test_a_saturated_api_server_delays_new_requests():
+    # 64 sequences' tokens every 10 ms: at 0.1 ms an event the loop idles, at 0.2 ms (12.8 ms a step) it never does
+    waits = []
+    for event_s in (0.0, 1e-4, 2e-4):
+        times = Launching()
+        times.event_s = event_s
+        load = Load([Prompt(16, 400)], arrivals_s=[0.0] * 64 + [2.0031, 2.5047], requests=66)
+        r = simulate(SchedulerConfig(), times, load)
+        late = [q for q in r.requests if q.id >= 64]
+        waits.append(sum(q.ready_s - q.sent_s for q in late) / 2)
+    assert waits[0] == pytest.approx(0.002)
+    assert 0.002 < waits[1] < 0.002 + 0.0064 + 1e-9
+    assert waits[2] == pytest.approx(0.002 + 4 * 0.0128, rel=0.1)
 
 
 def test_an_open_loop_below_saturation_puts_out_what_is_offered():
