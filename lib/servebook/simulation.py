@@ -215,9 +215,10 @@ def _tokens(r: Request, start: float, end: float) -> float:
 
 class _ApiLoop:
     """The API server's one event loop: every token of a step is an event of event_s. A loop that has not finished
-    with a step when the next one's tokens come is saturated (vLLM then merges a request's tokens into one event, so
-    it falls no further behind), and a request, which takes PASSES turns of the loop, waits a step's events at each. Found on
-    the H200 run of 2026-11-29: from 100 running requests on, events carried 1.2 to 1.3 tokens."""
+    with a step when the next one's tokens come is saturated: vLLM then merges a request's tokens into one event, so it
+    falls no further behind, and a request, which takes PASSES turns of the loop, waits a step's events at each.
+    Found on the H200 run of 2026-11-29: from 100 running requests on, events carried 1.2 to 1.3 tokens.
+    """
 
     PASSES = 4
 
