@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -10,10 +11,13 @@ import pytest
 import report_data
 import yaml
 from PIL import Image
+from servebook import cli
 from servebook.errors import ServebookError
 from servebook.report.card import write_card
 from servebook.report.compare import compare, ratio_frame
 from servebook.report.export import export_post, to_markdown
+from servebook.report.scrub import ROOT
+from servebook.report.social import write_social
 
 ROWS = report_data.points((1, 4))
 
@@ -89,3 +93,30 @@ def test_ratio_interval_adds_in_quadrature() -> None:
     assert row["ratio_high"] == pytest.approx(2 * 1.1 ** (2**0.5)) and row["ratio_low"] == pytest.approx(
         2 / 1.1 ** (2**0.5)
     )
+
+
+def test_published_points_become_a_page(tmp_path: Path) -> None:
+    csv = ROOT / "outputs" / "published" / "a40-qwen2.5-7b.csv"
+    page = tmp_path / "a40.html"
+    asked = ["predict", str(ROOT / "params" / "a40-qwen2.5-7b.yaml"), "--calibration", str(csv), "--html", str(page)]
+    assert cli.main(asked) == 0
+    text = page.read_text()
+    assert 'id="throughput-long_prompts"' in text and 'id="latencies-long_prompts"' in text
+    assert "predictions of points it had not seen" in text and "frozen" not in text
+    assert "80 % interval" in text and "<script" not in text
+    assert base64.b64encode(csv.read_bytes()).decode() in text
+
+
+def test_the_commands_write_where_they_are_told(run: tuple[Path, Path], tmp_path: Path, capsys) -> None:
+    assert cli.main(["compare", str(run[0])]) == 1
+    assert "one run cannot be compared" in capsys.readouterr().err
+    assert cli.main(["post", str(tmp_path)]) == 1
+    assert "no run is stored here" in capsys.readouterr().err
+    assert cli.main(["predict", "params/a40-qwen2.5-7b.yaml", "--html", str(tmp_path / "x.html")]) == 1
+    assert "--calibration" in capsys.readouterr().err
+
+
+def test_the_card_stands_beside_the_social_post(run: tuple[Path, Path]) -> None:
+    (run[0] / "card.png").unlink(missing_ok=True)
+    write_social(run[0])
+    assert (run[0] / "card.png").exists()

@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pandas as pd
 import pytest
 import report_data
+import yaml
 from servebook import score
+from servebook.charts import words
 from servebook.errors import ServebookError
-from servebook.report import outputs, tables
+from servebook.report import notes, outputs, tables
 from servebook.report.math import Ids, Page, markdown, mathml
 from servebook.report.render import render
+from servebook.report.scrub import ROOT, Scrub
 from servebook.report.social import social, write_social
 
 
@@ -215,3 +219,88 @@ def test_a_run_without_anything_still_renders(tmp_path: Path) -> None:
     page = render(tmp_path, [book]).read_text()
     assert "This run has no stored data files." in page
     nbformat.read(book, as_version=4)  # the executed copy stays as it was
+
+
+def test_folders_of_this_machine_stay_out_of_the_page(tmp_path: Path) -> None:
+    folder = report_data.run_folder(tmp_path / "mine", report_data.points((1, 4)))
+    root, home = str(ROOT), str(Path.home())
+    source = f'PARAMS = "{root}/params/x.yaml"\nprint("{folder}/requests", "{home}/models", "/home/ann/q")'
+    printed = {"output_type": "stream", "name": "stdout", "text": f"{root}/.venv and /tmp/abc/def.log of {folder}\n"}
+    book = report_data.notebook(tmp_path / "00_preflight.ipynb", ["# Preflight", (source, [printed])])
+    page = render(folder, [book]).read_text()
+    shown = re.sub(r"<[^>]+>", "", page)
+    for leak in (root, str(tmp_path), "/home/ann", "/tmp/abc"):
+        assert leak not in page, leak
+    for kept in ("params/x.yaml", "outputs/mine/requests", "~/q", "…/def.log", ".venv and"):
+        assert kept in shown, kept
+    assert home not in page or home == "/"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["https://example.org/tmp/a/b", "AB/tmp/xyz", "programs may run from /tmp", "/rooted/x", f"{ROOT}-other/x", "1/2"],
+)
+def test_what_only_looks_like_a_folder_is_left_alone(text: str) -> None:
+    assert Scrub("/runs/demo")(text) == text
+
+
+def test_edited_notes_appear_when_the_page_is_rendered_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notes, "ROOT", tmp_path)
+    rows = report_data.points((1, 4))
+    folder = report_data.run_folder(tmp_path / "noted", rows)
+    old = {"output_type": "display_data", "metadata": {}, "data": {"text/markdown": "Old words."}}
+    book = report_data.notebook(tmp_path / "08_post.ipynb", ["# Post", ("book.notes()", [old]), "After."])
+    stored = nbformat.read(book, as_version=4)
+    stored.cells[1].metadata["tags"] = ["author-notes"]
+    nbformat.write(stored, book)
+    assert "Old words." in render(folder, [book]).read_text()  # what the notebook holds, where there is no file
+    name = yaml.safe_load((folder / "params.yaml").read_text())["run"]
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / f"{name}.md").write_text(
+        "Mine: {{ c512/vllm/c0004/ttft_mean_s }}, said {{ c512/vllm/c0004/predicted ttft_s }} <script>x</script>"
+    )
+    page = render(folder, [book]).read_text()
+    row = next(r for r in rows if (r["sweep"], r["engine"], r["point"]) == ("c512", "vllm", "c0004"))
+    assert f"Mine: {words.seconds(row['ttft_mean_s'])}, said " in page
+    assert "Old words." not in page and "<script" not in page
+    assert page.index("Mine:") < page.index("After.")
+    assert render(folder, [book]).read_text() == page
+    (tmp_path / "notes" / f"{name}.md").write_text("{{ c512/vllm/c9999/ttft_mean_s }}")
+    with pytest.raises(ServebookError, match="has no figure 'c512/vllm/c9999/ttft_mean_s'"):
+        render(folder, [book])
+
+
+def test_the_audits_doubts_are_said_once_with_their_kind() -> None:
+    rows = report_data.points((1, 4))
+    doubt = {"verdict": "suspect", "reasons": ["not converged: mean TTFT is known to ±12 % only"]}
+    made = tables.trust([rows[0] | doubt, rows[1] | doubt, *rows[2:]])
+    assert f"doubts 2 of the {len(rows)} points" in made and "not known well enough (2 points)" in made
+    assert tables.trust([r | {"verdict": "valid", "reasons": []} for r in rows]) == ""
+
+
+def test_the_mean_error_says_over_what() -> None:
+    rows = report_data.points((1, 4))
+    scores = score.score(rows, report_data.predictions(rows))
+    final = score.final(scores)
+    made = tables.headline(rows, scores, hardware="A40", versions="vLLM 0.32")
+    assert f"of the {len(final)} predictions frozen before ({final['metric'].nunique()} metrics at " in made
+    assert "measured means are themselves known to ±" in made
+
+
+def test_long_tables_are_folded_and_minus_zero_is_zero() -> None:
+    frame = pd.DataFrame({"a": [str(i) for i in range(30)]})
+    assert tables.table(frame, "Many").startswith('<details class="sb-long"><summary>Many')
+    assert "<details" not in tables.table(frame, "Many", fold=False) + tables.table(frame.head(3), "Few")
+    assert words.percent(-0.0003, signed=True) == "0 %" and words.percent(-0.012, signed=True) == "−1.2 %"
+
+
+def test_reproducibility_names_flags_seed_and_the_gpus_state() -> None:
+    gpu = {"gpu": "NVIDIA H200", "gpus": 2, "driver": "580.1", "sm_clock_mhz": 345, "ecc": True}
+    session = {"command": "servebook run params/x.yaml", "git": {"commit": "abc", "changed": True}, "gpu": gpu}
+    run = SimpleNamespace(load=SimpleNamespace(seed=7))
+    facts = {"vllm": {"kind": "vllm", "version": "0.32", "flags": ["--dtype", "bfloat16"]}, "other": {"kind": "openai"}}
+    made = tables.reproducibility_box({"sessions": [session]}, run, facts)
+    for said in ("servebook run params/x.yaml", "abc, with local changes", "2 × NVIDIA H200, driver 580.1",
+                 "345 MHz", "ECC on", "<dd>7 ", "vllm 0.32; flags: --dtype bfloat16",
+                 "version not reported; flags: none"):  # fmt: skip
+        assert said in made, said

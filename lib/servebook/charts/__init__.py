@@ -8,7 +8,7 @@ from .explain import predicted_vs_measured, roofline, saturation, waterfall
 from .inside import distributions, server_series
 from .style import FigureText, text_of
 from .svg import html_figure, save, show, standalone_svg
-from .sweeps import arrival_rate, frontier, latencies, latency_throughput, prompt_length, throughput
+from .sweeps import arrival_rate, frontier, latencies, latency_throughput, output_rate, prompt_length, throughput
 
 __all__ = [
     "FigureText",
@@ -18,6 +18,7 @@ __all__ = [
     "html_figure",
     "latencies",
     "latency_throughput",
+    "output_rate",
     "predicted_vs_measured",
     "prefix_cache",
     "prompt_length",

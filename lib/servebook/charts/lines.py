@@ -169,7 +169,7 @@ def label_ends(ax: Axes, ends: Sequence[tuple[str, float, float]], data: Data, g
     figure = ax.figure
     assert isinstance(figure, Figure)
     # where a line goes on as a prediction, its name stands above it
-    last = max((x for _, x, _ in ends), default=0.0)
+    last = max((float(np.nanmax(np.asarray(line.get_xdata(), dtype=float))) for line in ax.lines), default=0.0)
     names = [
         ax.annotate(
             name, (x, y), (9, 0 if x == last else 8), textcoords="offset points", va="center", ha="left",

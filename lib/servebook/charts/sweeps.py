@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from . import lines, words
-from .lines import DECODE, E2E, TPOT, TTFT, Data, Metric
+from .lines import DECODE, E2E, OUTPUT, TPOT, TTFT, Data, Metric
 from .style import LIGHT, Canvas, FigureText, chart, place_last, plain_log, y_axis
 
 
@@ -87,6 +87,14 @@ def throughput(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, sta
     data = lines.gather(points, predictions, sweep, stage)
     title = "Concurrency against decode throughput"
     return _curves(canvas, data, [DECODE], *CONCURRENCY, f"throughput-{sweep}", title, log=False)
+
+
+@chart
+def output_rate(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage: str | None = None) -> Figure:
+    """Concurrency against output tokens/s by the wall clock, for points of which no decode rate is known."""
+    data = lines.gather(points, predictions, sweep, stage)
+    title = "Concurrency against output tokens/s"
+    return _curves(canvas, data, [OUTPUT], *CONCURRENCY, f"output-{sweep}", title, log=False)
 
 
 @chart

@@ -203,24 +203,28 @@ def constants(entries: Sequence[Mapping[str, Any]]) -> Html:
     for e in entries:
         for engine, told in e["constants"].items():
             rows = told["constants"]
+            shown = {n: words.seconds if c["unit"] == "s" else words.label for n, c in rows.items()}
             frame = tables.columns(
                 {
-                    "Constant": [n.replace("_", " ") for n in rows],
-                    "Value": [words.label(c["value"]) for c in rows.values()],
-                    "80 % interval": [f"{words.label(c['low'])} to {words.label(c['high'])}" for c in rows.values()],
-                    "Prior": [f"{words.label(c['prior'])} ± {words.label(c['prior_sd'])}" for c in rows.values()],
-                    "Unit": [c["unit"] for c in rows.values()],
+                    "Constant": [n.removesuffix("_s").replace("_", " ") for n in rows],
+                    "Value": [shown[n](c["value"]) for n, c in rows.items()],
+                    "80 % interval": [
+                        f"{shown[n](c['low'])}\u00a0to\u00a0{shown[n](c['high'])}" for n, c in rows.items()
+                    ],
+                    "Prior": [f"{shown[n](c['prior'])}\u00a0±\u00a0{shown[n](c['prior_sd'])}" for n, c in rows.items()],
+                    "Unit": ["" if c["unit"] == "s" else c["unit"] for c in rows.values()],
                     "Learned": ["yes" if c["sd_ratio"] < 0.9 else "no, still the prior" for c in rows.values()],
                     "Why bounded so": [c["why"] for c in rows.values()],
                 }
             )
+            if not any(frame["Unit"]):
+                frame = frame.drop(columns="Unit")
             parts.append(
                 table(frame, f"Constants of {engine} ({told['stage']})", right=["Value", "80 % interval", "Prior"])
             )
-            told_apart = [
-                f"{p['a']} and {p['b']} (correlation {p['correlation']:+.2f})" for p in told["cannot_tell_apart"]
-            ]
-            lines = [f"The data cannot tell apart: {words.listing(told_apart)}."] if told_apart else []
+            apart = [f"{p['a']} and {p['b']} (correlation {p['correlation']:+.2f})" for p in told["cannot_tell_apart"]]
+            said = any("cannot tell" in note for note in told["notes"])
+            lines = [f"The data cannot tell apart: {words.listing(apart)}."] if apart and not said else []
             parts.append(tables.notes_box(f"What the data says of {engine}", [*lines, *told["notes"]]))
     return Html("".join(parts))
 

@@ -43,15 +43,21 @@ def compare(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
         name = folder.name if folder.name not in runs else str(folder)
         stored = folder / "predictions.json"
         frozen = json.loads(stored.read_text(encoding="utf-8")) if stored.exists() else {"frozen": []}
-        runs[name] = {"points": points, "frozen": frozen, "params": _yaml(folder / "params.yaml")}
+        runs[name] = {"points": points, "frozen": frozen, "params": _yaml(folder / "params.yaml"), "gpu": _gpu(folder)}
     names = list(runs)
     title = f"{words.listing(names)} compared"
     body = _body(runs).chapter(title)
     return write_page(Path(out), [body], [], {
         "title": title, "description": f"Measured runs side by side, {names[0]} as the baseline.",
-        "run": ", ".join(names), "stamp": [],
+        "run": ", ".join(names), "stamp": [], "kicker": "Runs side by side",
         "downloads": [d for f in folders for d in _downloads(f) if d["name"] == "points.csv"],
     })  # fmt: skip
+
+
+def _gpu(folder: Path) -> str | None:
+    """The hardware by the name it was found under, where the run stored it."""
+    stored = folder / "hardware.json"
+    return json.loads(stored.read_text(encoding="utf-8"))["gpu"]["name"] if stored.exists() else None
 
 
 def _body(runs: dict[str, dict[str, Any]]) -> Body:
@@ -120,7 +126,7 @@ def runs_table(runs: dict[str, dict[str, Any]]) -> Html:
         model, hardware = p.get("model") or {}, p.get("hardware") or {}
         rows["Run"].append(name)
         rows["Model"].append(model.get("hub") or model.get("config") or model.get("path"))
-        rows["Hardware"].append(hardware.get("gpu") or (hardware.get("figures") or {}).get("name"))
+        rows["Hardware"].append(run["gpu"] or hardware.get("gpu") or (hardware.get("figures") or {}).get("name"))
         rows["Engines"].append(", ".join(p.get("engines") or {}))
         rows["Points"].append(f"{len(run['points'])}")
         price = hardware.get("price_per_hour")
@@ -170,4 +176,6 @@ def ratio_table(ratios: pd.DataFrame, base: str) -> Html:
         "TTFT ratio": [ratio(r.ttft_ratio) for r in each], "TPOT ratio": [ratio(r.tpot_ratio) for r in each],
     })  # fmt: skip
     numbers = ("Output tok/s", base, "Ratio", "TTFT ratio", "TPOT ratio")
-    return tables.table(shown, f"Ratios to {base}; brackets: 95 % interval of the ratio of output rates", right=numbers)
+    return tables.table(
+        shown, f"Ratios to {base}; brackets: 95 % interval of the ratio of output rates", right=numbers, fold=False
+    )

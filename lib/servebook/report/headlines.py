@@ -24,49 +24,71 @@ def card(value: str, unit: str, what: str, interval: str) -> str:
     )
 
 
-def headline(points: Any, scores: pd.DataFrame, *, hardware: str, versions: str, engine: str = "vllm") -> Html:
-    """Three figures up front, with interval, hardware and versions: the best output rate, its ratio to the other
-    engine at the same point, and how far the predictions lay off."""
-    frame = score.points_frame(points)
-    frame = frame[
-        (frame["verdict"] != "invalid") & frame["output_tok_per_s"].notna() & (frame["sweep"] != "calibration")
-    ]
+RATES = {"output_tok_per_s": "output tokens/s", "decode_tok_per_s": "decode tokens/s"}
+FROZEN = "frozen before"
+
+
+def headline(
+    points: Any, scores: pd.DataFrame, *, hardware: str, versions: str, engine: str = "vllm", said: str = FROZEN
+) -> Html:
+    """Three figures up front, with interval, hardware and versions: the best output rate (decode rate where no output
+    rate is known), its ratio to the other engine at the same point, and how far the predictions lay off.
+
+    said: what makes the predictions ones.
+    """
+    frame, rate = _rated(points)
     cards = []
     own = frame[frame["engine"] == engine]
     if own.empty and len(frame):
         engine = str(frame["engine"].iloc[0])
         own = frame[frame["engine"] == engine]
     if len(own):
-        best = own.loc[own["output_tok_per_s"].idxmax()]
-        span = range_text(best["output_tok_per_s_ci_low"], best["output_tok_per_s_ci_high"], "")
-        what = f"output tokens/s, the most that {engine} gave ({where(best)})"
-        cards.append(
-            card(words.number(best["output_tok_per_s"]), "tok/s", what, f"95 % interval {span}, n = {_count(best)}")
-        )
-        others = frame[(frame["engine"] != engine) & (frame["sweep"].isin(own["sweep"]))]
-        both = own.merge(others, on=["sweep", "point"], suffixes=("", "_other"))
+        best = own.loc[own[rate].idxmax()]
+        span = _interval_words(best[f"{rate}_ci_low"], best[f"{rate}_ci_high"], "")
+        count = f", n = {best['requests']:.0f}" if pd.notna(best["requests"]) else ""
+        what = f"{RATES[rate]}, the most that {engine} gave ({where(best)})"
+        cards.append(card(words.number(best[rate]), "tok/s", what, f"{span}{count}"))
+        both = _both(frame, engine, rate)
         if len(both):
-            both = both.assign(ratio=both["output_tok_per_s"] / both["output_tok_per_s_other"])
             top = both.loc[both["ratio"].idxmax()]
-            low, high = _ratio_interval(top)
-            span = f"95 % interval {range_text(low, high, '×')}" if np.isfinite(low) else "no interval"
-            what = f"the output rate of {top['engine_other']} at the same load ({where(top)}), the largest gap"
+            span = _interval_words(*_ratio_interval(top, rate), "×")
+            name = RATES[rate].partition(" ")[0]
+            what = f"the {name} rate of {top['engine_other']} at the same load ({where(top)}), the largest gap"
             cards.append(card(words.number(top["ratio"], 2), "×", what, span))
     final = score.final(scores) if len(scores) else scores
     if len(final):
-        cards.append(_error_card(final))
+        cards.append(_error_card(final, said))
     conditions = f'<p class="sb-conditions">{esc(hardware)} · {esc(versions)}</p>'
     return Html(f'<ul class="sb-cards">{"".join(cards)}</ul>{conditions}' if cards else "<p>Nothing was measured.</p>")
 
 
-def _error_card(final: pd.DataFrame) -> str:
+def _rated(points: Any) -> tuple[pd.DataFrame, str]:
+    """Points that count for the top of the page, and the rate that they are told by."""
+    frame = score.points_frame(points)
+    frame = frame[(frame["verdict"] != "invalid") & (frame["sweep"] != "calibration")]
+    rate = next((r for r in RATES if frame[r].notna().any()), "output_tok_per_s")
+    return frame[frame[rate] > 0], rate
+
+
+def _both(frame: pd.DataFrame, engine: str, rate: str) -> pd.DataFrame:
+    """An engine's points beside those of the others at the same load, and the ratio of their rates."""
+    own, others = frame[frame["engine"] == engine], frame[frame["engine"] != engine]
+    both = own.merge(others, on=["sweep", "point"], suffixes=("", "_other"))
+    return both.assign(ratio=both[rate] / both[f"{rate}_other"])
+
+
+def _interval_words(low: float, high: float, unit: str) -> str:
+    return f"95 % interval {range_text(low, high, unit)}" if np.isfinite(low) and np.isfinite(high) else "no interval"
+
+
+def _error_card(final: pd.DataFrame, said: str) -> str:
     """How far the frozen predictions lay off, over what, and how well the measurements themselves are known."""
     errors = final.assign(size=final["error_share"].abs())
     points = errors.groupby(["sweep", "engine", "point"])["size"]
     low, high = _bootstrap_mean(points.sum().to_numpy(), points.count().to_numpy())
     metrics, n = final["metric"].nunique(), points.ngroups
     over = f"{metrics} {'metric' if metrics == 1 else 'metrics'} at {n} {'point' if n == 1 else 'points'}"
-    what = f"mean error of the {len(final)} predictions frozen before ({over} of {words.listing(_engines(final))})"
+    what = f"mean error of the {len(final)} predictions {said} ({over} of {words.listing(_engines(final))})"
     note = f"95 % interval {words.percent(low)} to {words.percent(high)}"
     half = ((final["measured_high"] - final["measured_low"]) / 2 / final["measured"]).dropna()
     if len(half):
@@ -125,15 +147,11 @@ def _factor(value: float) -> str:
     return f"{value:.1f}" if value < 10 else f"{value:,.0f}"
 
 
-def _count(row: Any) -> str:
-    return "–" if pd.isna(row["requests"]) else f"{row['requests']:.0f}"
-
-
-def _ratio_interval(row: Any) -> tuple[float, float]:
+def _ratio_interval(row: Any, rate: str) -> tuple[float, float]:
     # both intervals are independent: their half-widths add in quadrature on the log scale
     width = 0.0
     for tail in ("", "_other"):
-        low, high = row[f"output_tok_per_s_ci_low{tail}"], row[f"output_tok_per_s_ci_high{tail}"]
+        low, high = row[f"{rate}_ci_low{tail}"], row[f"{rate}_ci_high{tail}"]
         if not (low > 0 and high > 0):
             return math.nan, math.nan
         width += (math.log(high / low) / 2) ** 2
@@ -147,26 +165,22 @@ def _bootstrap_mean(sums: np.ndarray, counts: np.ndarray) -> tuple[float, float]
     return float(low), float(high)
 
 
-def claim(points: Any, scores: pd.DataFrame, *, engine: str = "vllm") -> Html:
-    """The run in one sentence, from its figures."""
-    frame = score.points_frame(points)
-    frame = frame[(frame["verdict"] != "invalid") & (frame["sweep"] != "calibration")]
+def claim(points: Any, scores: pd.DataFrame, *, engine: str = "vllm", said: str = FROZEN) -> Html:
+    """The run in one sentence, from its figures. said: as in headline."""
+    frame, rate = _rated(points)
     parts = []
-    both = frame[frame["engine"] == engine].merge(
-        frame[frame["engine"] != engine], on=["sweep", "point"], suffixes=("", "_other")
-    )
-    both = both[both["output_tok_per_s_other"] > 0]
+    both = _both(frame, engine, rate)
     if len(both):
-        ratios = both["output_tok_per_s"] / both["output_tok_per_s_other"]
-        top = both.loc[ratios.idxmax()]
+        top = both.loc[both["ratio"].idxmax()]
         first = both[both["sweep"] == top["sweep"]].sort_values(["concurrency", "prompt_tokens", "rate_per_s"]).iloc[0]
-        text = f"At {where(top)}, {engine} gives {_factor(ratios.max())} times the output of {top['engine_other']}"
+        name = RATES[rate].partition(" ")[0]
+        text = f"At {where(top)}, {engine} gives {_factor(top['ratio'])} times the {name} rate of {top['engine_other']}"
         if first["point"] != top["point"]:
-            text += f", against {_factor(ratios[first.name])} times at {place(first)}"
+            text += f", against {_factor(first['ratio'])} times at {place(first)}"
         parts.append(text)
     final = score.final(scores) if len(scores) else scores
     if len(final):
         hits = words.percent((final["verdict"] == "hit").mean())
-        parts.append(f"{hits} of the {len(final)} frozen predictions came within 10 % of what was measured")
+        parts.append(f"{hits} of the {len(final)} predictions {said} came within 10 % of what was measured")
     text = "; ".join(parts) or "This run has not measured anything that was predicted"
     return Html(f'<p class="sb-claim">{esc(text)}.</p>')

@@ -59,11 +59,12 @@ def table(
     formats: Mapping[str, Format] | None = None,
     right: Sequence[str] = (),
     row_header: bool = True,
+    fold: bool = True,
 ) -> Html:
     """A DataFrame's columns as an accessible table: caption, header cells with scope, numbers to the right.
 
     headers: column to heading (columns left out keep their name); formats: column to a function of the value;
-    right: further columns to set to the right.
+    right: further columns to set to the right; fold: a long table may be folded behind its caption.
     """
     headers, formats = headers or {}, formats or {}
     numeric = {c for c in frame.columns if pd.api.types.is_numeric_dtype(frame[c]) and frame[c].dtype != bool}
@@ -84,10 +85,10 @@ def table(
     inner = (
         f"<table><caption>{esc(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
     )
-    if len(body) <= LONG_TABLE:
+    if not fold or len(body) <= LONG_TABLE:
         return Html(scroller(inner, caption))
-    fold = f'<summary>{esc(caption)} <span class="sb-soft">({len(body)} rows)</span></summary>'
-    return Html(f'<details class="sb-long">{fold}{scroller(inner, caption)}</details>')
+    summary = f'<summary>{esc(caption)} <span class="sb-soft">({len(body)} rows)</span></summary>'
+    return Html(f'<details class="sb-long">{summary}{scroller(inner, caption)}</details>')
 
 
 def plain(value: Any) -> Any:

@@ -9,9 +9,11 @@ from typing import Any
 from .. import charts, score
 from ..charts import words
 from . import chapter_tables, tables
-from .render import Body, described, download, write_page
+from .render import Body, download, write_page
 
 STAGE = "calibrated"
+RATES = {charts.throughput: "decode_tok_per_s", charts.output_rate: "output_tok_per_s"}
+UNSEEN = "of points it had not seen"
 
 
 def write_published(
@@ -33,8 +35,8 @@ def write_published(
     engine = next((n for n, e in params.engines.items() if e.kind != "naive"), next(iter(params.engines)))
     body = Body()
     body.add(_lead(measured, params, gpu))
-    body.add(tables.claim(measured, scores, engine=engine))
-    body.add(tables.headline(measured, scores, hardware=gpu.name, versions=source.stem, engine=engine))
+    body.add(tables.claim(measured, scores, engine=engine, said=UNSEEN))
+    body.add(tables.headline(measured, scores, hardware=gpu.name, versions=source.stem, engine=engine, said=UNSEEN))
     points = score.points_frame(measured)
     body.section("Predicted, and what was published")
     for sweep in dict.fromkeys(points["sweep"]):
@@ -52,7 +54,8 @@ def write_published(
     body.add(tables.limits_box(params))
     title = f"{params.title or params.run}: published points, predicted"
     context = {
-        "title": title, "description": described(params.model_dump(mode="json")), "run": source.stem, "stamp": [],
+        "title": title, "description": f"Points on {gpu.name} that others published, set against what their C = 1 points predict.",
+        "kicker": "Published by others, predicted here", "run": source.stem, "stamp": [],
         "downloads": [download(source.name, source.read_bytes(), "text/csv", "the published points", source.name)],
     }  # fmt: skip
     return write_page(Path(out), [body.chapter(title)], [], context)
@@ -75,5 +78,6 @@ def _drawn(points: Any) -> list[Any]:
         return []
     if points["concurrency"].nunique() < 2:
         return [charts.prompt_length] if points["prompt_tokens"].nunique() > 1 else []
-    throughput = [charts.throughput] if points["decode_tok_per_s"].notna().any() else []
-    return [*throughput, charts.latencies]
+    known = {draw: points[column].notna().sum() for draw, column in RATES.items()}
+    best = max(known, key=known.__getitem__)
+    return [best, charts.latencies] if known[best] else [charts.latencies]

@@ -22,6 +22,7 @@ TEMPLATE = Path(__file__).parent / "template"
 HIDDEN = {"remove-cell", "notebook-only"}  # tags of cells that stay out of the page
 # Whatever slips into the page: no script runs and nothing is fetched
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+KICKER = "Predicted, frozen, measured, explained"
 LARGEST_DOWNLOAD = 600_000  # bytes
 
 
@@ -64,13 +65,17 @@ def render(
 
 
 def write_page(out: Path, post: Sequence[Chapter], chapters: Sequence[Chapter], context: Mapping[str, Any]) -> Path:
-    """One page through the template. context: title, description, run, stamp, downloads, and url where it has one."""
+    """One page through the template. context: title, description, run, stamp, downloads; url and kicker if other."""
     rules: set[str] = set()
     for part in [*post, *chapters]:
         part.body = _hoist(part.body, rules)
     style = _style() + "\n" + "".join(sorted(rules))
     fixed = {"post": post, "chapters": chapters, "policy": POLICY, "permalink": permalink, "plain": plain}
-    page = _environment().get_template("page.html.j2").render(**{"url": None, **context, **fixed, "style": style})
+    page = (
+        _environment()
+        .get_template("page.html.j2")
+        .render(**{"url": None, "kicker": KICKER, **context, **fixed, "style": style})
+    )
     page = re.sub(r"[ \t]+\n", "\n", page)
     scratch = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     out.parent.mkdir(parents=True, exist_ok=True)

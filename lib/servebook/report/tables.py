@@ -64,6 +64,8 @@ def verdict_table(scores: pd.DataFrame, *, full: bool = False, caption: str | No
         "Hit / near / miss": [f"{r.hit} / {r.near} / {r.miss}" for r in rows],
         "Verdict": [verdict(score.verdict(r.mean_abs_error)) for r in rows],
     })  # fmt: skip
+    if not alone:
+        shown = shown.drop(columns="From the datasheet alone")
     text = "Verdicts by mean error: hit within 10 %, near within 25 %, else a miss; + means predicted too high"
     numbers = ("Points", "Mean error", "From the datasheet alone", "Worst", "Inside 80 %", "Hit / near / miss")
     return table(shown, caption or text, right=numbers)
