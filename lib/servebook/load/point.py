@@ -132,7 +132,7 @@ async def measure_ramp(
             await scraper.scrape()
             started_at, start = datetime.now(UTC), now()
             write = stack.enter_context(_writer(spec, run_dir))
-            keep = partial(_keep, write, start)
+            keep = partial(_keep, write, start) if run_dir else _forget
             tracker = Tracker(rule, start, spec.concurrency, keep, not closed, last=spec is specs[-1])
             async with _watch(tracker, scraper, rule, on_progress) as health:
                 if closed:
@@ -277,6 +277,10 @@ async def _dialect(
 
 def _keep(write: Callable[[Mapping[str, Any]], None], start: float, reply: Reply) -> None:
     write(summary.row(reply, start))
+
+
+def _forget(_: Reply) -> None:
+    pass
 
 
 @contextlib.contextmanager

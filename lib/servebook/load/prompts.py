@@ -96,11 +96,12 @@ class Bodies:
 
     def __init__(self, prompts: Prompts, payload: dict[str, Any], output_tokens: Length, *, chat: bool = False) -> None:
         self.prompts, self.output_tokens, self.chat = prompts, output_tokens, chat
+        self._seed = seed_of("output")
         self._tail = b"," + json.dumps(payload, separators=(",", ":")).encode()[1:-1] + b',"max_tokens":%d}'
 
     def asked(self, index: int, talk: Talk = FRESH) -> tuple[int, int]:
         """Prompt tokens (0: not known beforehand) and output tokens of a request."""
-        output = length_at(self.output_tokens, seed_of("output"), index)
+        output = length_at(self.output_tokens, self._seed, index)
         return 0 if self.prompts.text else talk.tokens + self.prompts.length_of(index), output
 
     def __call__(self, index: int, talk: Talk = FRESH) -> bytes:

@@ -79,7 +79,7 @@ class TokenStream:
             return
         self._recent.append(data)
         if not self._started:
-            events = self._open(data, now)
+            events = self._open(data, events, now)
         if events:
             self.times.append(now)
             self.counts.append(events)
@@ -88,10 +88,13 @@ class TokenStream:
     def events(self) -> int:
         return sum(self.counts)
 
-    def _open(self, data: bytes, now: float) -> int:
+    def _open(self, data: bytes, events: int, now: float) -> int:
         """Events of this read from the first token on; 0 while there is none."""
-        lines = _data_lines(data)
-        for position, line in enumerate(lines):
+        at = 0 if data.startswith(b"data:") else data.find(b"\ndata:") + 1
+        for position in range(events):
+            end = data.find(b"\n", at)
+            line = data[at + 5 : end].strip()
+            at = data.find(b"\ndata:", end) + 1
             event = _parse(line)
             carried = tokens_in(event) if event else 0
             if carried is None:
@@ -99,14 +102,15 @@ class TokenStream:
             elif carried:
                 self._started = True
                 self.first_tokens = carried if carried > 0 else None
-                return len(lines) - position
+                return events - position
         return 0
 
     def finish(self) -> None:
         """Settle what the stream's end tells: usage, errors, and which events carried no token."""
         if self._tail:  # a last line without its line feed
             self.feed(b"\n", self.times[-1] if self.times else 0.0)
-        lines = _data_lines(b"".join(self._recent))
+        # the last dozen events: a line each, a blank one, perhaps a comment with its own
+        lines = _data_lines(b"\n".join(b"".join(self._recent).rsplit(b"\n", 60)[-60:]))
         usage: dict[str, Any] | None = None
         tail, unsure = 0, False
         event = _parse(lines[-1]) if lines else None
