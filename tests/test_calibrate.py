@@ -27,7 +27,7 @@ def made(constants, prompts, histograms=False):
     """C = 1 points as a server of these constants would give."""
     times, out = VllmTimes(SHAPE, A40, constants), []
     for prompt in prompts:
-        front, first = times.frontend(prompt), times.first_token(prompt, 2048)
+        front, first = times.frontend(prompt) + times.first_event(prompt), times.first_token(prompt, 2048)
         p = point(prompt, front + first, times.per_token(prompt, 128))
         if histograms:
             p |= {"server_prefill_mean_s": first, "server_queue_mean_s": 0.0}

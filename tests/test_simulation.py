@@ -14,6 +14,9 @@ class Times:
 
     event_s = 0.0
 
+    def first_event(self, prompt_tokens):
+        return 0.0
+
     def decode(self, decodes, kv_tokens):
         return 0.010, 1e-6
 

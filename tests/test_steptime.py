@@ -123,6 +123,13 @@ def test_a_step_that_prefills_ends_no_sooner_than_it_is_launched(qwen):
     assert times.launch_bound(32_768, 2048)[0] is False
 
 
+def test_a_late_first_event_is_part_of_ttft_and_not_of_tpot(qwen):
+    slow, fast = (VllmTimes(qwen, A40, constants(frontend_token_s=t)) for t in (1e-6, 0.0))
+    late = slow.first_event(16_384)
+    assert slow.frontend(16_384) + late == pytest.approx(16_384e-6) and 0 < late < 16_384e-6
+    assert fast.per_token(16_384, 16) - slow.per_token(16_384, 16) == pytest.approx(late / 15)
+
+
 def test_without_graphs_decode_is_launch_bound_too(qwen):
     eager = VllmTimes(qwen, CATALOG["H200"], constants(layer_launch_s=0.0008), captured_tokens=0)
     assert eager.decode(1, 1000) == (28 * 0.0008, 0.0)

@@ -131,7 +131,8 @@ def calibrate(
             prompt, output = int(p["prompt_tokens"]), int(p["output_tokens"])
             label = f"{prompt}/{output}"
             first = times.prefill(prompt) if isinstance(times, NaiveTimes) else times.first_token(prompt, budget)
-            front, server = times.frontend(prompt), _server_prefill(p)
+            front = times.frontend(prompt) + times.first_event(prompt)
+            server = _server_prefill(p)
             ttft_sd = _noise(p, "ttft", noisier * TTFT_SD, HOST_NOISE * bound[label][0])
             if p["ttft_mean_s"] is None:
                 pass  # shortened by the prefix cache

@@ -35,6 +35,9 @@ class StepTimes(Protocol):
     def frontend(self, prompt_tokens: int) -> float:
         """HTTP, JSON, tokenizing and hashing before a request reaches the engine."""
 
+    def first_event(self, prompt_tokens: int) -> float:
+        """By how much the event of a first token is late."""
+
 
 class Prompt(NamedTuple):
     """One kind of request; hit_tokens of it are found in the prefix cache."""
@@ -338,9 +341,9 @@ def simulate(config: SchedulerConfig, times: StepTimes, load: Load, *, skip: boo
         heard = loop.events(step.decodes + sum(s for _, _, _, s in step.chunks), now)
         for r, _, _, samples in step.chunks:
             if samples and r.first_s < 0:
-                r.first_s = heard
+                r.first_s = heard + times.first_event(r.prompt_tokens)
         for r in scheduler.update(step):
-            clients.done(r, heard)
+            clients.done(r, max(heard, r.first_s))
         running, waiting = len(scheduler.running), len(scheduler.waiting)
         if (running, waiting) != gauge[-1][1:]:
             gauge.append((now, running, waiting))
