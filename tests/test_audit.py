@@ -44,7 +44,7 @@ def test_a_good_point_is_valid_also_with_unknown_figures() -> None:
         ({"client_loop_lag_p99_s": 0.03}, "suspect", "event loop lagged 30 ms"),
         ({"client_cpu_s": 19.0}, "suspect", "95.0 % of a core"),
         ({"schedule_lag_p99_s": 0.05}, "suspect", "after they were due"),
-        ({"in_flight_mean": 7.0}, "suspect", "7.00 requests were in flight on average, not 8"),
+        ({"in_flight_mean": 7.0}, "suspect", "client-limited: it held 7.00 requests in flight, not 8"),
         ({"saturated": True}, "suspect", "the queue grew"),
         ({"ttft_drift": 0.2}, "suspect", "not steady: mean TTFT by +20.0 %"),
         (

@@ -103,6 +103,9 @@ def _held_back(p: Mapping[str, Any]) -> list[str]:
     lateness = p.get("schedule_lag_p99_s")
     if lateness is not None and lateness > max(LAG_FLOOR_S, LAG_SHARE * (ttft or 0)):
         signs.append(f"requests left {_ms(lateness)} (p99) after they were due")
+    held, clients = p.get("in_flight_mean"), p.get("concurrency")
+    if held is not None and clients is not None and held < 0.95 * clients:
+        signs.append(f"it held {held:.2f} requests in flight, not {clients}")
     reasons = [f"client-limited: {', '.join(signs)}"] if signs else []
     slowed = p.get("gpu_throttled_share")
     if slowed is not None and slowed > THROTTLED_TOLERANCE:
@@ -126,9 +129,6 @@ def _uncertain(p: Mapping[str, Any], n: int) -> list[str]:
     if p.get("saturated"):
         return ["saturated: the queue grew from start to end, so latencies depend on the time measured"]
     reasons, little = [], p.get("little_error")
-    held = p.get("in_flight_mean")
-    if held is not None and clients is not None and held < 0.95 * clients:
-        reasons.append(f"{held:.2f} requests were in flight on average, not {clients}")
     if little is not None and abs(little) > LITTLE_TOLERANCE + (p.get("little_edge") or 0.0):
         reasons.append(f"Little's law is off by {_percent(little)}: rate x latency is not the number in flight")
     moving, wide = {}, {}
