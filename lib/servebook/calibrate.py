@@ -18,13 +18,10 @@ import numpy as np
 from .errors import ServebookError
 from .hardware import Gpu
 from .model import ModelShape
-from .steptime import NaiveTimes, Prior, VllmTimes, naive_priors, vllm_priors
+from .steptime import HOST_NOISE, NaiveTimes, Prior, VllmTimes, naive_priors, vllm_priors
 
 Z80 = 1.2816  # half-width of an 80 % interval in standard deviations
 TPOT_SD, TTFT_SD = 0.01, 0.015  # how well the step-time form itself holds at C = 1 (relative)
-# what launching takes varies by so much from minute to minute (relative sd; the naive server's TPOT and vLLM's steps
-# beyond their graphs over the points of the H200 run of 2026-11-29)
-HOST_NOISE = 0.15
 CPU_NOISE = 8.0  # a CPU shared with the client and whatever else runs varies that much more
 FRONTEND_SD_S, FRONTEND_SD = 0.001, 0.05  # of the front-end time left over from the server's histograms
 SIMULATED_SD = 0.04  # of a point at C > 1

@@ -16,7 +16,7 @@ from .params import Load as LoadParams
 from .points import PointSpec
 from .scheduler import SchedulerConfig
 from .simulation import Prompt, Result
-from .steptime import NaiveTimes, VllmTimes
+from .steptime import HOST_NOISE, NaiveTimes, VllmTimes
 
 Times = VllmTimes | NaiveTimes
 NARROW_E2E, NARROW_TTFT = 0.02, 0.05  # where the load client finds an interval narrow enough to stop
@@ -178,7 +178,7 @@ class Scenario:
             times = simulation.arrivals(spec.arrivals, spec.rate_per_s, enough, seed, spec.gamma_shape)
             return simulation.Load(self.prompts(seed), arrivals_s=times, warmup=warmup, requests=count, seed=seed)
         if spec.fixed_requests is not None:
-            warmup, count = c, spec.fixed_requests
+            warmup, count = max(c, min(3, load.warmup_requests)), spec.fixed_requests
         else:
             warmup, count = max(c, load.warmup_requests), max(load.max_requests, 2 * least)
         return simulation.Load(
@@ -193,9 +193,9 @@ class Scenario:
         return simulation.simulate(self.server.config, times, clients, log=log)
 
     def outcome(self, times: Times, seed: int = 1, requests: int | None = None) -> Outcome:
-        return self.summarize(self.simulate(times, seed, requests))
+        return self.summarize(self.simulate(times, seed, requests), times)
 
-    def summarize(self, result: Result) -> Outcome:
+    def summarize(self, result: Result, times: Times | None = None) -> Outcome:
         ttft, tpot = result.mean("ttft_s"), result.mean("tpot_s")
         rate = len(result.requests) / result.seconds if result.seconds > 0 else math.nan
         tokens = result.output_tokens / result.seconds if result.seconds > 0 else math.nan
@@ -207,25 +207,31 @@ class Scenario:
         return Outcome(
             ttft, tpot, result.mean("e2e_s"), rate, tokens, running / tpot if tpot else 0.0,
             running, firsts[min(len(firsts) - 1, int(0.99 * len(firsts)))] if firsts else math.nan,
-            self._window(result), len(result.requests), result.preemptions,
+            self._window(result, times), len(result.requests), result.preemptions,
         )  # fmt: skip
 
-    def _window(self, result: Result) -> float:
-        """Seconds until the client stops: enough requests and seconds and a narrow interval, or the most of either."""
-        spec, load, start = self.spec, self.load, result.window[0]
-        if spec.fixed_requests is not None:
+    def _window(self, result: Result, times: Times | None) -> float:
+        """Seconds until the client stops: enough requests and seconds and narrow intervals of mean TTFT and latency, or
+        the most of either. Intervals as wide as those of the simulated requests, and the host's noise where launches
+        decide."""
+        spec, load, n = self.spec, self.load, len(result.requests)
+        if spec.fixed_requests is not None or not n or result.seconds <= 0:
             return min(result.wall_s, load.max_seconds)
-        least, step = max(load.min_requests, 2 * (spec.concurrency or 1)), max(1, load.min_requests // 4)
-        ends = sorted(result.requests, key=lambda r: r.end_s)
-        sums = [0.0] * 4
-        for n, r in enumerate(ends, 1):
-            ttft, e2e = r.first_s - r.sent_s, r.end_s - r.sent_s
-            sums = [sums[0] + ttft, sums[1] + ttft * ttft, sums[2] + e2e, sums[3] + e2e * e2e]
-            if n < least or n % step or r.end_s - start < load.min_seconds:
-                continue
-            if _narrow(n, sums[0], sums[1], NARROW_TTFT) and _narrow(n, sums[2], sums[3], NARROW_E2E):
-                return min(r.end_s, load.max_seconds)
-        return min(result.wall_s, load.max_seconds)
+        c = spec.concurrency or 1
+        first, token = (False, False)
+        if times is not None:
+            first, token = times.launch_bound(spec.prompt_tokens, self.server.config.max_num_batched_tokens)
+        needed = 0.0
+        for of, narrow, bound in (("ttft_s", NARROW_TTFT, first), ("e2e_s", NARROW_E2E, token)):
+            values = [simulation.value(r, of) or 0.0 for r in result.requests]
+            mean = sum(values) / n
+            variance = sum((v - mean) ** 2 for v in values) / max(n - 1, 1) + (HOST_NOISE * bound * mean) ** 2
+            needed = max(needed, variance * (1.96 / (narrow * mean)) ** 2)
+        rate = n / result.seconds
+        least = max(load.min_requests, 2 * c)
+        count = min(max(needed, least, load.min_seconds * rate), max(load.max_requests, 2 * least))
+        drain = result.mean("e2e_s") if spec.rate_per_s is not None else 0.0
+        return min(result.window[0] + whole_rounds(math.ceil(count), c) / rate + drain, load.max_seconds)
 
 
 def whole_rounds(least: int, concurrency: int | None) -> int:
@@ -233,12 +239,6 @@ def whole_rounds(least: int, concurrency: int | None) -> int:
     ends inside a round counts its time but not its requests."""
     c = concurrency or 1
     return -(-least // c) * c
-
-
-def _narrow(n: int, total: float, squares: float, share: float) -> bool:
-    mean = total / n
-    variance = max(squares / n - mean * mean, 0.0) * n / max(n - 1, 1)
-    return 1.96 * math.sqrt(variance / n) <= share * mean
 
 
 def average(outcomes: Sequence[Outcome]) -> Outcome:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__, explain, files, ink, points, provenance
-from .calibrate import HOST_NOISE, Z80, Calibration, calibrate
+from .calibrate import Z80, Calibration, calibrate
 from .errors import ServebookError
 from .forecast import Outcome, Scenario, Server, Times, average, capacity_per_s, server, whole_rounds
 from .hardware import Gpu
@@ -23,6 +23,7 @@ from .model import ModelShape
 from .params import ArrivalRateSweep, Load, NaiveEngine, RunParams, VllmEngine
 from .plan import plan, plan_text
 from .points import PointSpec
+from .steptime import HOST_NOISE
 
 __all__ = ["Forecaster", "capacity_in_ink", "freeze", "plan", "plan_text", "predict_published", "predict_run"]
 
@@ -75,7 +76,7 @@ class Forecaster:
         elif spec.fixed_requests:
             count = None
         first = scenario.simulate(self.best, SEEDS[0], count, log=True)
-        outcomes = [scenario.summarize(first), *(scenario.outcome(self.best, s, count) for s in SEEDS[1:])]
+        outcomes = [scenario.summarize(first, self.best), *(scenario.outcome(self.best, s, count) for s in SEEDS[1:])]
         central = average(outcomes)
         if spec.rate_per_s is not None:
             # a simulated window happens to hold more or fewer arrivals than the rate asks for

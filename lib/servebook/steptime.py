@@ -35,6 +35,9 @@ class Prior:
     unit: str = ""
 
 
+# what launching takes varies by so much from minute to minute (relative sd; the naive server's TPOT and vLLM's steps
+# beyond their graphs over the points of the H200 run of 2026-11-29)
+HOST_NOISE = 0.15
 # of what the front end takes a prompt token, the part that falls after the engine's first token: on the H200 run of
 # 2026-11-29 the first event of a 16,384-token prompt came 13 ms late, its second token right behind it
 FIRST_EVENT_SHARE = 0.6
