@@ -213,6 +213,27 @@ def test_counters_add_up(engine: Any) -> None:
     )
 
 
+def test_tokens_are_counted_as_they_are_made(engine: Any) -> None:
+    """A scrape in the middle of a long answer finds the tokens that a client has seen by then."""
+    before = gauge(engine.url, "generation_tokens_total")
+
+    async def half(session: aiohttp.ClientSession) -> float:
+        body = {"prompt": PROMPT, "max_tokens": 300, "ignore_eos": True, "stream": True}
+        async with session.post(f"{engine.url}/v1/completions", json=body) as answer:
+            seen = 0
+            async for line in answer.content:
+                seen += line.startswith(b"data: ")
+                if seen == 100:
+                    break
+            async with session.get(f"{engine.url}/metrics") as page:
+                told = next(
+                    x for x in (await page.text()).splitlines() if x.startswith("naive:generation_tokens_total")
+                )
+            return float(told.split()[-1])
+
+    assert 100 <= client(half) - before < 300
+
+
 def test_decoding_is_that_of_a_plain_forward_pass(tmp_path: Path) -> None:
     """The growing cache changes nothing: the same tokens as recomputing the whole sequence every step."""
     import torch
