@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..charts import words
 from .markup import Html, box, esc
+
+
+ONLY_TOLD = re.compile(r"--only[ =](?:0?[78]|report)")  # a session that measured nothing
 
 
 def flags_line(value: Any) -> str:
@@ -19,7 +23,9 @@ def reproducibility_box(
 ) -> Html:
     """What the run was made with: command, commit, locks, packages, machine, GPU and its state, seed, each server's
     flags. A run of several sessions gives the first in full and, folded, what differs in each later one."""
-    sessions = [_session(s) for s in provenance.get("sessions") or [provenance]]
+    first_record, *later = provenance.get("sessions") or [provenance]
+    drawn = [s for s in later if ONLY_TOLD.search(str(s.get("command") or ""))]
+    sessions = [_session(s) for s in (first_record, *later) if s not in drawn]
     own: list[tuple[str, Any]] = []
     if params is not None:
         own.append(("seed", f"{params.load.seed} (prompts, arrivals and jitter follow from it)"))
@@ -34,6 +40,9 @@ def reproducibility_box(
         if differs:
             summary = f"<summary>Session {k}, where it differs</summary>"
             parts.append(f'<details class="sb-long">{summary}{box(f"Session {k}", differs)}</details>')
+    if drawn:
+        times = "once" if len(drawn) == 1 else f"{len(drawn)} times"
+        parts.append(f'<p class="sb-conditions">Analysed and told again {times} since, from the same measurements.</p>')
     return Html("".join(parts))
 
 
@@ -149,7 +158,7 @@ def limit(params: Any, *kinds: str) -> Html:
 def limits_box(params: Any, title: str = "") -> Html:
     """All of `limits` in one box."""
     items = "".join(f"<li>{esc(line)}</li>" for line in limits(params).values())
-    head = f"<h4>{esc(title)}</h4>" if title else ""
+    head = f"<p class="sb-title"><b>{esc(title)}</b></p>" if title else ""
     return Html(f'<div class="sb-box">{head}<ul>{items}</ul></div>')
 
 

@@ -54,7 +54,8 @@ def write_published(
     body.add(tables.limits_box(params))
     title = f"{params.title or params.run}: published points, predicted"
     context = {
-        "title": title, "description": f"Points on {gpu.name} that others published, set against what their C = 1 points predict.",
+        "title": title,
+        "description": f"Points on {gpu.name} that others published, set against what their C = 1 points predict.",
         "kicker": "Published by others, predicted here", "run": source.stem, "stamp": [],
         "downloads": [download(source.name, source.read_bytes(), "text/csv", "the published points", source.name)],
     }  # fmt: skip
