@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..charts import words
-from .markup import Html, box, esc
-
+from .markup import Html, box, esc, notes_box
 
 ONLY_TOLD = re.compile(r"--only[ =](?:0?[78]|report)")  # a session that measured nothing
 
@@ -157,9 +156,7 @@ def limit(params: Any, *kinds: str) -> Html:
 
 def limits_box(params: Any, title: str = "") -> Html:
     """All of `limits` in one box."""
-    items = "".join(f"<li>{esc(line)}</li>" for line in limits(params).values())
-    head = f"<p class="sb-title"><b>{esc(title)}</b></p>" if title else ""
-    return Html(f'<div class="sb-box">{head}<ul>{items}</ul></div>')
+    return notes_box(title, limits(params).values())
 
 
 def cost_box(seconds: float, price_per_hour: float, currency: str, *, extra: Sequence[tuple[str, Any]] = ()) -> Html:

@@ -146,7 +146,11 @@ def audit(name: Any) -> Html:
 def box(title: str, pairs: Iterable[tuple[str, Any]]) -> Html:
     """A box of names and values."""
     inner = "".join(f"<dt>{esc(k)}</dt><dd>{esc(v)}</dd>" for k, v in pairs)
-    return Html(f'<div class="sb-box"><p class="sb-title"><b>{esc(title)}</b></p><dl>{inner}</dl></div>')
+    return Html(f'<div class="sb-box">{_box_title(title)}<dl>{inner}</dl></div>')
+
+
+def _box_title(title: str) -> str:
+    return f'<p class="sb-title"><b>{esc(title)}</b></p>' if title else ""
 
 
 def where(row: Any) -> str:
@@ -162,6 +166,4 @@ def where(row: Any) -> str:
 def notes_box(title: str, lines: Iterable[str]) -> Html:
     """Short notes in a box: engines that did not start, sweeps that stopped early. Empty without lines."""
     items = "".join(f"<li>{esc(line)}</li>" for line in lines)
-    return Html(
-        f'<div class="sb-box"><p class="sb-title"><b>{esc(title)}</b></p><ul>{items}</ul></div>' if items else ""
-    )
+    return Html(f'<div class="sb-box">{_box_title(title)}<ul>{items}</ul></div>' if items else "")
