@@ -11,7 +11,8 @@ own process is pinned to one core, each client with all its children to another.
 Columns: CPU seconds of the client per 1,000 streamed tokens while it streamed; command to first request and last token
 to exit, seconds; peak memory of its process tree; TTFT p50 and TPOT p99 as it reports them and as the server saw them,
 ms; share of the time that a full closed loop's requests were in flight at the server (occupancy); share of the machine
-that neither client nor server used while it streamed, but somebody else did (others: above 5 % a run is not clean).
+that neither client nor server used while it streamed, but somebody else did (others: above 5 % a run is not clean);
+CPU seconds of the server per 1,000 tokens: where it is above the client's, the server is what limits the rate.
 With --repeat, clients take turns and the medians of each one's clean runs follow, with servebook's ratio to them.
 """
 
@@ -169,6 +170,7 @@ def run(o: argparse.Namespace, name: str, c: int, n: int, scratch: Path) -> dict
     )
     begun = samples[0][0]
     machine: list[tuple[float, float]] = []  # busy seconds of all cores less the server's
+    serving: list[tuple[float, float]] = []
 
     def watch() -> None:
         while not stop.wait(0.1):
@@ -183,6 +185,7 @@ def run(o: argparse.Namespace, name: str, c: int, n: int, scratch: Path) -> dict
                 busy, served = psutil.cpu_times(), o.server.cpu_times()
                 total = sum(busy) - busy.idle - busy.iowait - busy.guest - busy.guest_nice
                 machine.append((time.monotonic(), total - served.user - served.system))
+                serving.append((time.monotonic(), served.user + served.system))
                 samples.append((time.monotonic(), cpu))
                 peak[0] = max(peak[0], memory)
 
@@ -208,6 +211,7 @@ def run(o: argparse.Namespace, name: str, c: int, n: int, scratch: Path) -> dict
         "requests": truth["requests"],
         "true_tok_s": truth["tokens"] / (last - first),
         "others": max(0.0, others / (last - first) / (os.cpu_count() or 1)),
+        "server_cpu_s_per_1k": 1e3 * (_cpu_at(serving, last) - _cpu_at(serving, first)) / truth["tokens"],
         "load_1m": os.getloadavg()[0],
         "cpu_s_per_1k": 1e3 * used / truth["tokens"],
         "first_request_s": first - begun,
@@ -254,7 +258,8 @@ def show(r: dict[str, Any]) -> None:
         f"{r['client']:>10} {r['c']:>5} {r['cpu_s_per_1k']:>9.4f} {r['first_request_s']:>8.2f} {r['exit_s']:>6.2f}"
         f" {r['peak_mb']:>8.0f} {r['said_ttft_p50']:>9.1f} / {r['true_ttft_p50']:<7.1f}"
         f" {r['said_tpot_p99']:>7.2f} / {r['true_tpot_p99']:<7.2f} {100 * r['occupancy']:>6.1f} {r['max_live']:>5}"
-        f" {r['said_tok_s']:>9.0f} {r['true_tok_s']:>9.0f} {100 * r['others']:>7.1f} {r['load_1m']:>5.1f}",
+        f" {r['said_tok_s']:>9.0f} {r['true_tok_s']:>9.0f} {100 * r['others']:>7.1f} {r['load_1m']:>5.1f}"
+        f" {r['server_cpu_s_per_1k']:>9.4f}",
         flush=True,
     )
 
@@ -277,6 +282,10 @@ def medians(rows: list[dict[str, Any]]) -> None:
         note = f"{len(clean)} of {len(group)} runs clean" if clean else f"NOT CLEAN, all {len(group)} runs"
         if name != "servebook" and c in ours:
             cpu, rate = (ours[c][k] / r[k] for k in ("cpu_s_per_1k", "true_tok_s"))
+            # what a core of its own would read, whatever the server and others do
+            note += (
+                f"; tokens per CPU second {1e3 / ours[c]['cpu_s_per_1k']:,.0f} against {1e3 / r['cpu_s_per_1k']:,.0f}"
+            )
             note += f"; servebook / {name}: CPU {cpu:.2f}, tokens/s {rate:.2f}"
         print(f"{'':>16}  {note}")
 
@@ -320,7 +329,7 @@ def main() -> None:
                 f" {'TTFT p50 said / true':>19} {'TPOT p99 said / true':>19} {'occ. %':>6} {'live':>5} {'tok/s':>9}",
                 end="",
             )
-            print(f" {'tok/s':>9} {'true':>9} {'others%':>7} {'load':>5}")
+            print(f" {'tok/s':>9} {'true':>9} {'others%':>7} {'load':>5} {'server/1k':>9}")
             rows = []
             for c in [int(c) for c in o.concurrency.split(",")] * o.repeat:
                 for name in names:
