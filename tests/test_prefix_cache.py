@@ -76,7 +76,7 @@ def test_the_table_and_the_figure_say_how_much(run_dir: Path) -> None:
     assert "TTFT same seed" in shown and "×" in shown
     assert "No point" in cache_table.prefix_cache(frame[:0], "warm")
     text = charts.text_of(charts.prefix_cache(frame, "warm"))
-    assert text.takeaway.startswith("Where repeated prompts flatter vllm most, at C = 2") and "same seed" in text.alt
+    assert text.takeaway.startswith("Where repeated prompts flatter vllm most, at C = 2") and "vllm, same" in text.alt
 
 
 def test_an_engine_that_caches_nothing_has_a_row_without_ratios(run_dir: Path) -> None:

@@ -20,8 +20,8 @@ def prefix_cache(canvas: Canvas, points: Any, sweep: str) -> Figure:
     same = frame["point"].str.startswith("same-")
     # the audit keeps these points out of every other figure; here they are the subject, drawn hollow
     frame.loc[same & (frame["verdict"] == "invalid"), "verdict"] = "suspect"
-    kind = same.map({True: "same seed", False: "fresh"})
-    frame["engine"] = frame["engine"] + ", " + kind
+    caching = frame["engine"].isin(frame["engine"][same])
+    frame["engine"] += same.map({True: ", same", False: ", fresh"}).where(caching, "")
     data = lines.gather(frame, None, sweep)
     title = "Concurrency against TTFT and output rate, fresh prompts and repeated ones"
     figure = sweeps._curves(
