@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--prompt-set", metavar="NAME", help="repeat this set's prompts at every point")
     p.add_argument("--shared-prefix-tokens", type=int, default=0, metavar="N", help="leading tokens all prompts share")
     p.add_argument("--temperature", type=float, default=0.0)
-    p.add_argument("--top-p", type=float)
+    p.add_argument("--top-p", type=float, help="this or --top-k: what makes vLLM use its fused sampler")
     p.add_argument("--top-k", type=int)
     p.add_argument("--slo-ttft", type=float, metavar="S")
     p.add_argument("--slo-tpot", type=float, metavar="S")

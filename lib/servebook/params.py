@@ -190,6 +190,8 @@ class Load(Strict):
     min_seconds: Annotated[float, Field(ge=0)] = 10
     max_seconds: Seconds = 120  # warm-up included; a point ends here whatever it has
     request_timeout_s: Seconds = 600
+    # vLLM runs its fused sampler only for requests that set top_p or top_k; with neither, and greedily, its native one
+    # is measured. No request carries a seed of its own: that would switch the fused one off too.
     temperature: Annotated[float, Field(ge=0)] = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Count | None = None

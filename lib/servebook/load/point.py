@@ -179,7 +179,7 @@ def _point(
     }
     point |= summary.summarize(tracker, slo, batching=batching, scraper=scraper)
     point |= stage.health | {"client_gap_mean_s": stats.mean(tracker.client_gaps)}
-    point["seed"] = load.seed
+    point |= {key: getattr(load, key) for key in ("seed", "temperature", "top_p", "top_k")}
     point["started_at"] = stage.started_at.isoformat(timespec="seconds")
     verdict, reasons = audit(point, floors, cache_expected=cache_expected)
     if isinstance(spec, RepeatedPoint) and verdict != "invalid":
