@@ -290,7 +290,7 @@ def test_the_mean_error_says_over_what() -> None:
     scores = score.score(rows, report_data.predictions(rows))
     final = score.final(scores)
     made = tables.headline(rows, scores, hardware="A40", versions="vLLM 0.32")
-    assert f"of the {len(final)} predictions frozen before ({final['metric'].nunique()} metrics at " in made
+    assert f"of the {len(final)} predictions frozen beforehand ({final['metric'].nunique()} metrics at " in made
     assert "measured means are themselves known to ±" in made
 
 

@@ -55,7 +55,15 @@ def _restyle(style: str) -> str:
 
 
 def _drawing(figure: Figure, prefix: str) -> tuple[str, str]:
-    """(viewBox, the drawing's elements), every id short and under `prefix`."""
+    """(viewBox, the drawing's elements), every id short and under `prefix`. A figure is drawn once and kept: it is
+    finished when it comes here, and is wanted for the page and for its file."""
+    kept = vars(figure).setdefault("servebook_drawings", {})
+    if prefix not in kept:
+        kept[prefix] = _draw(figure, prefix)
+    return kept[prefix]
+
+
+def _draw(figure: Figure, prefix: str) -> tuple[str, str]:
     buffer = io.StringIO()
     with theme():
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})

@@ -25,7 +25,7 @@ def card(value: str, unit: str, what: str, interval: str) -> str:
 
 
 RATES = {"output_tok_per_s": "output tokens/s", "decode_tok_per_s": "decode tokens/s"}
-FROZEN = "frozen before"
+FROZEN = "frozen beforehand"
 
 
 def headline(
