@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import time
 from pathlib import Path
@@ -280,6 +281,11 @@ def test_edited_notes_appear_when_the_page_is_rendered_again(tmp_path: Path, mon
 def test_the_audits_doubts_are_said_once_with_their_kind() -> None:
     rows = report_data.points((1, 4))
     doubt = {"verdict": "suspect", "reasons": ["not converged: mean TTFT is known to ±12 % only"]}
+    capped = {
+        "verdict": "suspect",
+        "reasons": ["GPU power capped at 300 W, below the card's own 700 W, 12 % of the time"],
+    }
+    assert "the GPU's power was capped (1 point)" in html.unescape(tables.trust([rows[0] | capped, *rows[1:]]))
     made = tables.trust([rows[0] | doubt, rows[1] | doubt, *rows[2:]])
     assert f"doubts 2 of the {len(rows)} points" in made and "not known well enough (2 points)" in made
     assert tables.trust([r | {"verdict": "valid", "reasons": []} for r in rows]) == ""

@@ -114,11 +114,18 @@ def hardware_line(params: Any, gpu: Any, provenance: Mapping[str, Any]) -> str:
     return f"{card}{driver} · {name}, {params.model.dtype}{weights}"
 
 
-KINDS_OF_DOUBT = {
+KINDS_OF_DOUBT = {  # by how the audit's reasons begin
+    "GPU clocks slowed": "the GPU's clocks were slowed", "GPU power capped": "the GPU's power was capped",
     "GPU clocks throttled": "the GPU's clocks were throttled", "not converged": "the mean is not known well enough",
     "not steady": "latency drifted within the point", "client-limited": "the load client could not keep up",
     "the server counted": "client and server count tokens differently",
 }  # fmt: skip
+
+
+def _kind(reason: str) -> str:
+    """What a reason of the audit is about, without the point's own figures."""
+    known = (text for start, text in KINDS_OF_DOUBT.items() if reason.startswith(start))
+    return next(known, re.split(r"[:(]|\s\d", reason)[0].strip())
 
 
 def trust(points: Any) -> Html:
@@ -129,9 +136,8 @@ def trust(points: Any) -> Html:
         return Html("")
     kinds: dict[str, int] = {}
     for reasons in doubted.get("reasons", []):
-        heads = {re.split(r"[:(]|\s\d", str(r))[0].strip() for r in (reasons if isinstance(reasons, list) else [])}
-        for head in heads:
-            kinds[KINDS_OF_DOUBT.get(head, head)] = kinds.get(KINDS_OF_DOUBT.get(head, head), 0) + 1
+        for kind in {_kind(str(r)) for r in (reasons if isinstance(reasons, list) else [])}:
+            kinds[kind] = kinds.get(kind, 0) + 1
     often = sorted(kinds.items(), key=lambda k: (-k[1], k[0]))[:2]
     why = words.listing([f"{what} ({n} {'point' if n == 1 else 'points'})" for what, n in often])
     lost = int((doubted["verdict"] == "invalid").sum())
