@@ -35,6 +35,7 @@ from .points import PointSpec
 if TYPE_CHECKING:
     import pandas as pd
 
+LOG_LINES = 8  # of an engine's log, kept with a point that it cost
 ROOT = Path(__file__).parents[2]  # the checkout: the package is installed editable
 
 
@@ -62,6 +63,7 @@ class Book:
         run_params = params.load(path)
         book = cls(run_params, outputs_folder() / run_params.run, path.resolve().parent)
         book._check_context(str(path_as_typed))
+        book._refuse_secrets(str(path_as_typed))
         if create:
             book._create(params.dump(run_params))
         return book
@@ -99,6 +101,14 @@ class Book:
                         where,
                         "Shorten the prompt or the output, or raise the limit",
                     )
+
+    def _refuse_secrets(self, where: str) -> None:
+        """Refuse keys in the parameters: they are stored with the run and published with the report."""
+        from .engines import secrets
+
+        for name, engine in self.params.engines.items():
+            if found := secrets.in_params(engine):
+                raise ServebookError(f"engines.{name}.{found[0]}", where, found[1])
 
     def _create(self, resolved: str) -> None:
         try:
@@ -192,23 +202,45 @@ class Book:
             unresolved = sweep is not None and not specs and self.frozen(f"calibrated:{engine}") is None
             if unresolved or any(not self._kept(s) and not self._past_limit(s) for s in specs):
                 return True
-        return not self.facts(engine)
+        from . import engines
+
+        facts, installed = self.facts(engine), engines.installed_version(self.params, engine)
+        return not facts or (installed is not None and facts.get("version") not in (None, installed))
+
+    def made_with(self, spec: PointSpec) -> dict[str, Any]:
+        """What a point's figures depend on: the point, model, engine, load, and the server's version."""
+        engine = self.params.engines[spec.engine]
+        return {
+            "spec": files.plain(spec),
+            "model": self.params.model.model_dump(mode="json"),
+            "engine": engine.model_dump(mode="json", exclude={"port", "startup_timeout_s"}),
+            "load": self.params.load.model_dump(mode="json"),
+            "version": self.facts(spec.engine).get("version"),
+            "gpu": self.gpu.name,
+        }
 
     def fingerprint(self, spec: PointSpec) -> str:
-        """Digest of what a point's figures depend on: the point, model, engine, load, and the server's version."""
-        facts = self.facts(spec.engine)
-        return provenance.sha256(
-            {
-                "spec": files.plain(spec),
-                "model": self.params.model.model_dump(mode="json"),
-                "engine": self.params.engines[spec.engine].model_dump(
-                    mode="json", exclude={"port", "startup_timeout_s"}
-                ),
-                "load": self.params.load.model_dump(mode="json"),
-                "version": facts.get("version"),
-                "gpu": self.gpu.name,
-            }
-        )
+        """Digest of what a point was made with; it is kept as long as that stays the same."""
+        return provenance.sha256(self.made_with(spec))
+
+    @property
+    def _ingredients_file(self) -> Path:
+        return self.dir / "requests" / "made_with.json"
+
+    def _why_again(self, spec: PointSpec, stored: dict[str, Any]) -> str:
+        """Which parameters of a stored point are others now."""
+        before = (files.read_json(self._ingredients_file) or {}).get(stored.get("fingerprint"))
+        if before is None:
+            return "its parameters or server changed" if stored.get("fingerprint") else "it was not finished"
+        return "; ".join(files.differences(before, json.loads(json.dumps(self.made_with(spec))))) or "nothing changed"
+
+    def _set_aside(self, spec: PointSpec) -> None:
+        """Keep a point that is measured again, with its rows and series, under names that nothing reads."""
+        rows = results.rows_path(self.dir, spec.sweep, spec.engine, spec.point)
+        number = results.earlier_attempts(rows)
+        for path in (rows, self._point_file(spec), results.series_path(self.dir, spec.sweep, spec.engine, spec.point)):
+            if path.exists():
+                path.replace(path.with_name(f"{path.name}.old{number}"))
 
     def _stored(self, spec: PointSpec) -> dict[str, Any] | None:
         return files.read_json(self._point_file(spec))
@@ -224,8 +256,15 @@ class Book:
         return self.dir / "stops" / f"{sweep}.{engine}.json"
 
     def _past_limit(self, spec: PointSpec) -> bool:
-        stopped = files.read_json(self._limit_file(spec.sweep, spec.engine))
-        return bool(stopped) and spec.point in stopped["points"]
+        stopped = files.read_json(self._limit_file(spec.sweep, spec.engine)) or {}
+        same_limit = stopped.get("minutes") == self._minutes(spec.sweep, spec.engine)
+        return same_limit and (stopped.get("fingerprints") or {}).get(spec.point) == self.fingerprint(spec)
+
+    def _minutes(self, sweep: str, engine: str) -> float | None:
+        return self.params.sweeps[sweep].minutes_per_engine.get(engine) if sweep in self.params.sweeps else None
+
+    def _fault_file(self, spec: PointSpec) -> Path:
+        return self.dir / "stops" / f"{spec.sweep}.{spec.engine}.{spec.point}.json"
 
     def sweep_names(self, kind: str) -> list[str]:
         return [name for name, s in self.params.sweeps.items() if s.kind == kind]
@@ -242,10 +281,14 @@ class Book:
     @contextlib.contextmanager
     def engine(self, name: str) -> Iterator[Any]:
         """A running engine: the one this run already has, else a new one that ends with the block."""
+        with self.start(name) as running:
+            yield running
+
+    def start(self, name: str) -> Any:
+        """A running engine as `engine` gives it, for the caller to stop."""
         from . import engines
 
-        with engines.ensure(self.params, name, self.dir, self.base) as running:
-            yield running
+        return engines.ensure(self.params, name, self.dir, self.base)
 
     def engine_failed(self, name: str, why: str) -> None:
         """Record that an engine did not start, for the report."""
@@ -257,52 +300,115 @@ class Book:
         """Measure what is missing of one sweep on one engine; starts the engine only if something is."""
         if self.frozen("datasheet") is None:  # a sweep run by hand before 01: ink comes first all the same
             self.predict()
-        todo = [s for s in self.specs(engine, sweep) if not self._kept(s)]
+        missing = [s for s in self.specs(engine, sweep) if not self._kept(s)]
+        todo = [s for s in missing if not self._past_limit(s)]
+        if todo == missing:  # whatever a limit had left out is to be measured now, or is there
+            self._limit_file(sweep, engine).unlink(missing_ok=True)
         if not todo:
             return
-        with self.engine(engine) as running:
+        with contextlib.ExitStack() as running:
             self._measure(todo, running, progress)
 
-    def _measure(self, todo: list[PointSpec], running: Any, progress: bool) -> None:
-        from .load import measure_point_sync
-
+    def _measure(self, todo: list[PointSpec], running: contextlib.ExitStack, progress: bool) -> None:
+        """Measure points in order. One at which the engine fails is marked with the reason, and the engine started
+        again for the next; where two points in a row fail, the rest is left out."""
         sweep, engine = todo[0].sweep, todo[0].engine
         predicted = {(p["sweep"], p["point"]): p for p in self.frozen_points(engine)}
-        minutes = self.params.sweeps[sweep].minutes_per_engine.get(engine) if sweep in self.params.sweeps else None
+        minutes = self._minutes(sweep, engine)
         limit_s = None if minutes is None else 60 * minutes
+        server, failed_in_a_row, why = running.enter_context(self.engine(engine)), 0, None
         started = time.monotonic()
         for k, spec in enumerate(todo):
             left_s = None if limit_s is None else limit_s - (time.monotonic() - started)
             wall_s = (predicted.get((sweep, spec.point)) or {}).get("wall_s")
             if left_s is not None and (left_s <= 0 or (wall_s is not None and wall_s > left_s and k > 0)):
-                self._stop_here(sweep, engine, [s.point for s in todo[k:]], minutes)
-                return
-            stored = self._stored(spec)
-            if stored:
-                self._tell(f"{sweep} {engine} {spec.point}: measured again, its parameters or server changed", progress)
+                self._stop_here(todo[k:], minutes)
+                break
+            if why or not server.alive():
+                self._tell(f"{engine}: {why or server.fault()}; starting it again", progress)
+                restarting = time.monotonic()
+                try:
+                    server = running.enter_context(self._restarted(engine))
+                except ServebookError as error:
+                    self._lost(todo[k:], f"{engine} could not be started again: {error}", [], progress)
+                    break
+                started += time.monotonic() - restarting  # a limit is for measuring
+            if why := self._measure_point(spec, server, left_s, progress):
+                failed_in_a_row += 1
+                self._lost([spec], f"{engine} {why}", server.log_tail(LOG_LINES).splitlines(), progress)
+                if failed_in_a_row == 2 and todo[k + 1 :]:
+                    self._lost(todo[k + 1 :], f"{engine} had failed at two points in a row", [], progress)
+                    break
+            else:
+                failed_in_a_row = 0
+        results.write_points_csv(self.dir)
+
+    def _measure_point(self, spec: PointSpec, server: Any, left_s: float | None, progress: bool) -> str | None:
+        """Measure and store one point; why the engine failed, None where it did not."""
+        from .load import measure_point_sync
+
+        name = f"{spec.sweep} {spec.engine} {spec.point}"
+        stored = self._stored(spec)
+        if stored:
+            self._tell(f"{name}: measured again, {self._why_again(spec, stored)}", progress)
+            self._set_aside(spec)
+        ingredients = files.read_json(self._ingredients_file) or {}
+        fingerprint = self.fingerprint(spec)
+        if fingerprint not in ingredients:
+            files.write_json(self._ingredients_file, {**ingredients, fingerprint: self.made_with(spec)})
+        try:
             point = measure_point_sync(
                 spec,
-                url=running.url,
-                model=running.model,
+                url=server.url,
+                model=server.model,
                 vocab=self.vocab(),
                 load=self.params.load,
                 slo=self.params.slo,
                 run_dir=self.dir,
-                batching=self.batching(engine),
+                batching=self.batching(spec.engine),
                 floors=self.floors(spec),
                 deadline_s=left_s,
-                on_progress=lambda text, s=spec: self._tell(f"{s.sweep} {s.engine} {s.point}: {text}", False),
+                api_key=server.key(),
+                on_progress=lambda text: self._tell(f"{name}: {text}", False),
             )
-            point["fingerprint"] = self.fingerprint(spec)
-            files.write_json(self._point_file(spec), point)
-            self._tell(f"{sweep} {engine} {spec.point} done", progress)
-        results.write_points_csv(self.dir)
+        except ServebookError:
+            if why := server.fault(self._answer_deadline_s):
+                return str(why)
+            raise
+        if (not point["requests"] or point["failures"] or point.get("hung")) and (
+            why := server.fault(self._answer_deadline_s)
+        ):
+            self._point_file(spec).unlink(missing_ok=True)  # what a dying server did is no point; its rows stay
+            return str(why)
+        point["fingerprint"] = fingerprint
+        files.write_json(self._point_file(spec), point)
+        self._fault_file(spec).unlink(missing_ok=True)
+        self._tell(f"{name} done", progress)
+        return None
 
-    def _stop_here(self, sweep: str, engine: str, left: list[str], minutes: float | None) -> None:
-        why = f"stopped after {minutes:g} min, the limit set for {engine} here; not measured: {', '.join(left)}"
-        files.write_json(
-            self._limit_file(sweep, engine), {"sweep": sweep, "engine": engine, "points": left, "why": why}
-        )
+    @property
+    def _answer_deadline_s(self) -> float:
+        """How long one short request may take on an engine that nothing else loads any more."""
+        return min(self.params.load.request_timeout_s, 60.0)
+
+    def _restarted(self, name: str) -> Any:
+        from . import engines
+
+        return engines.restart(self.params, name, self.dir, self.base)
+
+    def _lost(self, specs: list[PointSpec], why: str, log: list[str], progress: bool) -> None:
+        """Mark points as not measured, for the report and the exit status."""
+        for spec in specs:
+            record = {"sweep": spec.sweep, "engine": spec.engine, "points": [spec.point], "fault": True, "log": log}
+            files.write_json(self._fault_file(spec), {**record, "why": f"{spec.point} was not measured: {why}"})
+            self._tell(f"{spec.sweep} {spec.engine} {spec.point} lost: {why}", progress)
+
+    def _stop_here(self, left: list[PointSpec], minutes: float | None) -> None:
+        sweep, engine, names = left[0].sweep, left[0].engine, [s.point for s in left]
+        why = f"stopped after {minutes:g} min, the limit set for {engine} here; not measured: {', '.join(names)}"
+        record = {"sweep": sweep, "engine": engine, "points": names, "minutes": minutes, "why": why}
+        made_with = {"fingerprints": {s.point: self.fingerprint(s) for s in left}}
+        files.write_json(self._limit_file(sweep, engine), record | made_with)
         self._tell(f"{sweep} {engine}: {why}", True)
 
     def vocab(self) -> range:
@@ -411,8 +517,19 @@ class Book:
         return self.dir / "figures"
 
     def stopped(self) -> list[dict[str, Any]]:
-        """Sweeps that ended before their last point: sweep, engine, points left, why."""
-        return [json.loads(f.read_text()) for f in sorted((self.dir / "stops").glob("*.json"))]
+        """Points that are missing: sweep, engine, points, why; `fault` where the engine failed, with its last `log`."""
+        found = [json.loads(f.read_text()) for f in sorted((self.dir / "stops").glob("*.json"))]
+        now = {*self.params.sweeps, points.CALIBRATION}
+        return [s for s in found if s["sweep"] in now and s["engine"] in self.params.engines]
+
+    def faults(self, engine: str, sweep: str | None) -> list[str]:
+        """Points of a sweep (None: the calibration) that the engine's failing has cost, one line each."""
+        at = engine, sweep or points.CALIBRATION
+        return [
+            f"{s['sweep']}, {engine}: {s['why']}"
+            for s in self.stopped()
+            if s.get("fault") and (s["engine"], s["sweep"]) == at
+        ]
 
     def failed_engines(self) -> dict[str, str]:
         """Engines that did not start in the last session, with the reason."""

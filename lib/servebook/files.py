@@ -52,3 +52,16 @@ def read_json(path: Path) -> Any:
 def plain(value: Any) -> Any:
     """A dataclass as the dict that rebuilds it."""
     return dataclasses.asdict(value)
+
+
+def differences(before: Any, after: Any, key: str = "") -> list[str]:
+    """What two JSON values differ in, as "key was 8, is 10"."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        keys = [*before, *(k for k in after if k not in before)]
+        return [
+            d
+            for k in keys
+            for d in differences(before.get(k), after.get(k), f"{key}.{k}" if key else k)
+            if before.get(k) != after.get(k)
+        ]
+    return [] if before == after else [f"{key} was {json.dumps(before)}, is {json.dumps(after)}"]

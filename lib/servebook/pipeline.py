@@ -116,7 +116,7 @@ def run(params_path: str, *, only: str | None = None, command: list[str] | None 
     elif only == "report":
         plan = []
     outcome = Outcome(warnings=preflight.warnings(book.params, book.base))
-    with _single_run(book.dir), _orderly_sigterm():
+    with _single_run(book.dir), _orderly_signals():
         book.begin_session(command)
         started = time.monotonic()
         progress = Progress(book, len(plan))
@@ -233,9 +233,10 @@ def execute(
     for attempt in (1, 2):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
+            # the kernel's own log: it warns of loopback sockets at every start, and of every interruption
             papermill.execute_notebook(
                 str(source), str(partial), parameters, kernel_name=KERNEL, progress_bar=False, cwd=str(source.parent),
-                extra_arguments=["--IPKernelApp.log_level=ERROR"],  # it warns of its loopback sockets at every start
+                extra_arguments=["--IPKernelApp.log_level=CRITICAL"],
             )  # fmt: skip
             break
         except DeadKernelError as error:
@@ -319,20 +320,39 @@ def _single_run(run_dir: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _orderly_sigterm() -> Iterator[None]:
-    """SIGTERM unwinds like Ctrl-C, so that engines are stopped and kernels ended on both."""
+def _orderly_signals() -> Iterator[None]:
+    """Ctrl-C and SIGTERM unwind, so that engines are stopped and kernels ended; the second time all ends at once."""
+    asked = False
 
     def unwind(*_: Any) -> None:
+        nonlocal asked
+        if asked:
+            _end_now()
+        asked = True
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, unwind)
+    before = {number: signal.signal(number, unwind) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_now() -> None:
+    """SIGKILL to everything that this process brought about, and out."""
+    import psutil
+
+    below = psutil.Process().children(recursive=True)
+    for process in below:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(below, timeout=5)
+    os.write(2, b"\nservebook: ended at once; what was measured is kept, run again to go on\n")
+    os._exit(130)
 
 
 class Progress:

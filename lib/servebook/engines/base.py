@@ -19,6 +19,8 @@ FACT_KEYS = (
     "device", "threads", "quantization", "kv_cache_dtype", "executor",
 )  # fmt: skip
 
+HEALTH_S = 10.0  # a server that says nothing on /health for so long is frozen, however loaded
+
 
 def blank_facts(**known: Any) -> dict[str, Any]:
     """Facts with every key present, None where not (yet) reported."""
@@ -27,17 +29,31 @@ def blank_facts(**known: Any) -> dict[str, Any]:
 
 def http_get(url: str, *, timeout_s: float = 5.0, key: str | None = None) -> bytes | None:
     """The body of a 2xx answer, None for anything else (refused, timed out, another status)."""
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
-    opener = (
-        urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        if "127.0.0.1" in url
-        else urllib.request.build_opener()
-    )
     try:
-        with opener.open(request, timeout=timeout_s) as answer:
+        with _open(url, None, timeout_s, key) as answer:
             return bytes(answer.read())
     except (OSError, ValueError, http.client.HTTPException):  # URLError and HTTPError are OSErrors
         return None
+
+
+def http_status(url: str, json_body: Any, *, timeout_s: float, key: str | None = None) -> int | None:
+    """The status of the answer to a GET, or to a POST where there is a body; None where none comes in time."""
+    try:
+        with _open(url, json.dumps(json_body).encode() if json_body else None, timeout_s, key) as answer:
+            answer.read()
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+
+
+def _open(url: str, body: bytes | None, timeout_s: float, key: str | None) -> Any:
+    headers = {"Content-Type": "application/json"} if body else {}
+    headers |= {"Authorization": f"Bearer {key}"} if key else {}
+    proxies = [urllib.request.ProxyHandler({})] if "127.0.0.1" in url else []
+    request = urllib.request.Request(url, data=body, headers=headers)
+    return urllib.request.build_opener(*proxies).open(request, timeout=timeout_s)
 
 
 def get_json(url: str, **options: Any) -> Any:
@@ -93,7 +109,7 @@ class Engine:
 
     def alive(self) -> bool:
         """Whether the server still runs; for one that runs elsewhere, whether it answers."""
-        return bool(served_models(self.url, self._key()))
+        return bool(served_models(self.url, self.key()))
 
     def wait(self, seconds: float) -> None:
         """Return when the server has ended, or after `seconds`."""
@@ -107,10 +123,40 @@ class Engine:
 
         return "\n".join(tail(self.log, lines)) if self.log else ""
 
+    def fault(self, deadline_s: float = 60.0) -> str | None:
+        """Why it no longer serves, None where it answers a request of one token within the deadline."""
+        if not self.alive():
+            return self._how_it_ended() if self.log else f"no longer answers at {self.url}"
+        for path, body, within_s in (
+            ("/health", None, min(HEALTH_S, deadline_s)),
+            ("/v1/completions", {"model": self.model, "prompt": "one", "max_tokens": 1}, deadline_s),
+        ):
+            asked = time.monotonic()
+            status = http_status(self.url + path, body, timeout_s=within_s, key=self.key())
+            if status is None:
+                self.wait(within_s - (time.monotonic() - asked))  # refused: what is left of it may be ending
+            if status is None and self.alive():
+                return f"hangs: no answer from {path} within {within_s:g} s"
+            if status is None:
+                return self.fault(deadline_s)  # it has ended meanwhile
+            if status >= 500:
+                return f"answers {path} with HTTP {status}"
+        return None
+
+    def _how_it_ended(self) -> str:
+        from . import logs
+
+        assert self.log is not None
+        lines = logs.tail(self.log, 400)
+        how = (logs.ENDED.findall("\n".join(lines)) or ["nothing said how"])[-1]
+        if how == "SIGKILL":
+            return "ended (SIGKILL, often the system's out-of-memory killer)"
+        return f"ended ({how})" + (f": {why}" if (why := logs.cause(lines)) else "")
+
     def stop(self) -> None:
         """End it if it is ours, with everything it started; returns when nothing is left."""
 
-    def _key(self) -> str | None:
+    def key(self) -> str | None:
         return None
 
     def __enter__(self) -> Engine:

@@ -85,6 +85,9 @@ class Guard:
                 break
             self._drain()
             self._reap()
+        if self.status is not None:  # by itself: the log is where whoever finds it gone will look
+            how = f"exit status {self.status}" if self.status <= 128 else signal.Signals(self.status - 128).name
+            print(f"\n[servebook] the server ended: {how}", file=sys.stderr, flush=True)
         self._end()
         return self.status if self.status is not None else 0
 

@@ -17,7 +17,10 @@ GENERIC = (
     "WorkerProc initialization failed",
     "EngineDeadError",
 )
-NOISE = re.compile(r"^(\s|$|[\^~]+$|Traceback|File \"|During handling|The above exception|warnings\.warn)")
+ENDED = re.compile(r"^\[servebook\] the server ended: (.*)$", re.M)  # guard.py's own word
+NOISE = re.compile(
+    r"^(\s|$|[\^~]+$|\[servebook\]|Traceback|File \"|During handling|The above exception|warnings\.warn)"
+)
 
 # Text in a log → what to do about it.
 FIXES = (
@@ -62,9 +65,10 @@ def cause(lines: list[str]) -> str:
     """
     texts = [clean(line) for line in lines]
     exceptions = [t for t in texts if CAUSE.match(t) and not any(g in t for g in GENERIC)]
+    generic = [t for t in texts if CAUSE.match(t)]
     speaking = [t for t in texts if not NOISE.match(t)]
     errors = [t for t in speaking if "error:" in t]  # argparse
-    found = (exceptions or errors or speaking or [""])[-1]
+    found = (exceptions or errors or generic or speaking or [""])[-1]
     return found if len(found) <= 400 else found[:399] + "…"
 
 

@@ -22,7 +22,7 @@ class Remote(Engine):
         super().__init__(name, url, model, facts, owned=False)
         self._api_key = key
 
-    def _key(self) -> str | None:
+    def key(self) -> str | None:
         return self._api_key
 
 

@@ -109,7 +109,8 @@ class Server(Engine):
             if self._guard.poll() is not None:
                 self._note_memory_left()
                 with contextlib.suppress(OSError):  # a full disk must not hide why the run ends
-                    self._write(None)
+                    if not self._replaced():
+                        self._write(None)
 
     def _note_memory_left(self) -> None:
         """Wait until the GPU's memory is back where it was before the start; say so where it is not."""
@@ -135,6 +136,11 @@ class Server(Engine):
 
     def _write(self, process: dict[str, Any] | None) -> None:
         write_record(self._record, {**self.facts, "process": process})
+
+    def _replaced(self) -> bool:
+        """Whether the record is another start's by now: this one had failed and was started again."""
+        token = (read_record(self._record).get("process") or {}).get("token")
+        return token not in (None, self._token)
 
 
 def gpu_gib_in_use() -> float | None:
@@ -296,6 +302,15 @@ def clear_stale(run_dir: Path, name: str) -> None:
             "Wait for that run, or end it",
         )  # fmt: skip
     end_processes(ours)
+
+
+def end_recorded(run_dir: Path, name: str) -> None:
+    """End the engine of this name whoever of this run started it: it has failed, and is to be started again."""
+    path = record_of(run_dir, name)
+    record = read_record(path)
+    if process := record.get("process"):
+        end_processes(_ours(process["token"]))
+        write_record(path, {**record, "process": None})
 
 
 def _ours(token: str) -> list[int]:

@@ -16,8 +16,8 @@ from ..errors import ServebookError
 from ..params import ModelParams, RunParams, VllmEngine
 from .facts import vllm_facts
 from .process import Launch
+from .secrets import is_secret
 
-SECRET_WORDS = {"TOKEN", "KEY", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "CREDENTIALS", "PAT"}
 HUB_TOKENS = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}
 
 
@@ -172,4 +172,4 @@ def server_environment(m: ModelParams) -> dict[str, str]:
 
 def without_secrets(env: os._Environ[str] | dict[str, str], keep: set[str]) -> dict[str, str]:
     """A copy of an environment without variables named like secrets, but for those to keep."""
-    return {k: v for k, v in env.items() if k in keep or not SECRET_WORDS & set(k.upper().split("_"))}
+    return {k: v for k, v in env.items() if k in keep or not is_secret(k)}

@@ -1,0 +1,31 @@
+"""Keys that must not be in a parameter file: it is copied into the run's folder, and parts of it into the report."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from ..params import NaiveEngine, OpenAIEngine, VllmEngine
+
+WORDS = {"TOKEN", "KEY", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "CREDENTIALS", "PAT"}
+FLAGS = ("--api-key", "--hf-token")
+
+
+def is_secret(variable: str) -> bool:
+    """Whether an environment variable is named like a secret."""
+    return bool(WORDS & set(variable.upper().split("_")))
+
+
+def in_params(engine: NaiveEngine | VllmEngine | OpenAIEngine) -> tuple[str, str] | None:
+    """(the key with what is wrong, the fix) of a secret in an engine's parameters, None where there is none."""
+    if isinstance(engine, OpenAIEngine):
+        parts = urlsplit(engine.url)
+        if parts.username or parts.password or parts.query:
+            return "url holds more than an address", "Give a key by its environment variable's name, in api_key_env"
+    if isinstance(engine, VllmEngine):
+        for name in engine.env:
+            if is_secret(name):
+                return f"env sets {name}, which would be stored with the run", "Export it in the shell instead"
+        for argument in engine.extra_args:
+            if argument.split("=")[0] in FLAGS:
+                return f"extra_args has {argument.split('=')[0]}, which would be stored with the run", "Leave it out"
+    return None
