@@ -52,6 +52,11 @@ lint: $(READY)  ## ruff and mypy
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
+audit: $(READY)  ## known vulnerabilities of the locked packages, where pip-audit can be had
+	@[ -x $(VENV)/audit/bin/pip-audit ] || { $(BIN)/python -m venv $(VENV)/audit && $(VENV)/audit/bin/pip install -q pip-audit; } \
+		2>/dev/null || { echo "audit: pip-audit cannot be installed here, nothing was audited" >&2; exit 1; }
+	@$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip -r $(LOCK)
+
 lab: $(READY)  ## JupyterLab on this machine, with a token
 	@$(BIN)/jupyter lab --ip=127.0.0.1 notebooks
 

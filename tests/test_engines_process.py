@@ -152,6 +152,8 @@ def test_stale_record_ends_only_what_carries_its_token(tmp_path: Path) -> None:
     leftover = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, process.TOKEN: "t1"}
     )
+    while process.TOKEN not in environ_of(leftover.pid):  # the kernel shows it a moment after the start
+        time.sleep(0.01)
     dead = {"pid": 1, "started_ticks": -1, "boot": "x"}
     record = {"kind": "vllm", "url": "http://127.0.0.1:1", "model": "m"}
     who = process.identity(stranger.pid) | {"started_ticks": 1}  # the pid went to somebody else since
