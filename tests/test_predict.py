@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from servebook import capacity, forecast, hardware, ink, model, params, predict, score
+from servebook import plan as planning
 from servebook.errors import ServebookError
 from servebook.params import ModelParams, RunParams, Slo
 
@@ -277,17 +278,17 @@ def test_a_prediction_after_the_fact_says_so(tmp_path, datasheet):
 
 
 def test_plan_sums_and_keeps_to_a_budget():
-    plan = predict.plan(run_params(), SHAPE, A40)
+    plan = planning.plan(run_params(), SHAPE, A40)
     assert plan["total_s"] == pytest.approx(sum(r["wall_s"] for r in plan["rows"]))
     assert plan["total_cost"] == pytest.approx(plan["total_s"] / 3600 * 0.4)
     assert {r["point"] for r in plan["rows"] if r["sweep"] == "start"} == {"start"}
-    half = predict.plan(run_params(), SHAPE, A40, budget_minutes=plan["total_s"] / 60 * 0.8)
+    half = planning.plan(run_params(), SHAPE, A40, budget_minutes=plan["total_s"] / 60 * 0.8)
     dropped = [r for r in half["rows"] if r["dropped"]]
     assert dropped and half["kept_s"] <= half["budget_s"]
     assert all(r["point"] not in ("c0001", "start") for r in dropped)
-    cheap = predict.plan(run_params(), SHAPE, A40, budget_cost=plan["total_cost"] * 0.8)
+    cheap = planning.plan(run_params(), SHAPE, A40, budget_cost=plan["total_cost"] * 0.8)
     assert cheap["budget_s"] == pytest.approx(plan["total_s"] * 0.8)
-    assert "drop for the budget" in predict.plan_text(half)
+    assert "drop for the budget" in planning.plan_text(half)
 
 
 def test_plan_stops_a_sweep_at_its_minutes():
@@ -295,7 +296,7 @@ def test_plan_stops_a_sweep_at_its_minutes():
         "kind": "concurrency", "prompt_tokens": 8192, "output_tokens": 128, "concurrency": [1, 2, 4, 8],
         "minutes_per_engine": {"hf": 3.0},
     }  # fmt: skip
-    plan = predict.plan(run_params(sweeps={"long": sweep}), SHAPE, A40)
+    plan = planning.plan(run_params(sweeps={"long": sweep}), SHAPE, A40)
     rows = [r for r in plan["rows"] if r["sweep"] == "long" and r["engine"] == "hf"]
     assert rows[0]["wall_s"] > 0 and rows[-1]["wall_s"] == 0 and "minutes_per_engine" in rows[-1]["note"]
 

@@ -58,3 +58,26 @@ def test_a_file_that_is_no_table_of_points_is_one_line(tmp_path):
         predict_cli.read_published(tmp_path / "x.csv")
     with pytest.raises(ServebookError, match="cannot read measured points"):
         predict_cli.read_published(tmp_path / "y.csv")
+
+
+def test_capacity_says_what_meets_the_service_level():
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "servebook.cli",
+            "capacity",
+            "params/a40-qwen2.5-7b.yaml",
+            "--gpu",
+            "H200=3.5",
+            "--json",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    carried = {(r["engine"], r["case"]): r["by_rate"] for r in json.loads(done.stdout)}
+    assert carried["vllm", "H200"]["rate_per_s"] > 5 * carried["vllm", "as it is"]["rate_per_s"]
+    assert carried["vllm", "as it is"]["rate_per_s"] > 10 * carried["hf", "as it is"]["rate_per_s"]

@@ -78,6 +78,15 @@ def _parser() -> argparse.ArgumentParser:
         "--html", type=Path, metavar="FILE", help="with --calibration: a page of the points and their scores"
     )
     sub.add_argument("--json", action="store_true")
+    sub = command(
+        "capacity", _capacity, "the largest load that meets the run's slo, its cost, and what would change it"
+    )
+    sub.add_argument("--prompt-tokens", type=int, metavar="N", help="default: the first sweep's")
+    sub.add_argument("--output-tokens", type=int, metavar="N", help="default: the first sweep's")
+    sub.add_argument(
+        "--gpu", action="append", default=[], metavar="NAME[=PRICE]", help="another GPU of the catalog; may be repeated"
+    )
+    sub.add_argument("--json", action="store_true")
     sub = command("serve", _serve, "start an engine in the foreground; Ctrl-C stops it and all it started")
     sub.add_argument("--engine", required=True, metavar="NAME")
     commands.add_parser("measure", help="load any OpenAI-compatible server (servebook measure --help)")
@@ -114,14 +123,14 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from . import predict
+    from . import plan as planning
     from .book import Book
 
     book = Book.open(options.params)
-    plan = predict.plan(
+    plan = planning.plan(
         book.params, book.shape, book.gpu, budget_minutes=options.budget_minutes, budget_cost=options.budget_cost
     )
-    print(json.dumps(plan, indent=1) if options.json else predict.plan_text(plan))
+    print(json.dumps(plan, indent=1) if options.json else planning.plan_text(plan))
     return 0
 
 
@@ -143,6 +152,14 @@ def _predict(options: argparse.Namespace) -> int:
     if options.html:
         return _published(options)
     return predict_cli.main(options.params, options.calibration, as_json=options.json)
+
+
+def _capacity(options: argparse.Namespace) -> int:
+    from . import predict_cli
+
+    return predict_cli.capacity_main(
+        options.params, options.prompt_tokens, options.output_tokens, options.gpu, as_json=options.json
+    )
 
 
 def _serve(options: argparse.Namespace) -> int:

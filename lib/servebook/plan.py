@@ -7,6 +7,7 @@ from typing import Any
 from .hardware import Gpu
 from .model import ModelShape
 from .params import NaiveEngine, RunParams, VllmEngine
+from .predict import predict_run
 
 READ_BYTES_PER_S = 1.2e9  # weights from a local disk into memory; a first download is not counted
 POINT_OVERHEAD_S = 1.5  # connections, first scrape, writing
@@ -41,8 +42,6 @@ def plan(
     Returns {"rows": [{sweep, engine, point, wall_s, cost, fits, note, dropped}], "total_s", "total_cost", "currency",
     "price_per_hour", "budget_s", "within_budget"}.
     """
-    from .predict import predict_run
-
     prediction = predict_run(params, shape, gpu, facts=facts, calibration=calibration, n_samples=2)
     price = params.hardware.price_per_hour
     rows: list[dict[str, Any]] = []

@@ -21,11 +21,10 @@ from .forecast import Outcome, Scenario, Server, Times, average, capacity_per_s,
 from .hardware import Gpu
 from .model import ModelShape
 from .params import ArrivalRateSweep, Load, NaiveEngine, RunParams, VllmEngine
-from .plan import plan, plan_text
 from .points import PointSpec
 from .steptime import HOST_NOISE
 
-__all__ = ["Forecaster", "capacity_in_ink", "freeze", "plan", "plan_text", "predict_published", "predict_run"]
+__all__ = ["Forecaster", "capacity_in_ink", "freeze", "predict_published", "predict_run"]
 
 SEEDS = (1, 2)
 SAMPLES = 12
