@@ -131,6 +131,7 @@ def test_the_report_is_one_file_with_every_chapter_and_no_request(finished):
     assert page.count("<svg") >= 15
     assert "Traceback" not in page and "ServebookError" not in page
     assert str(ROOT) not in page and str(run) not in page, "a path of this machine"
+    assert "run time</dt><dd>0 s" not in page
     assert (run / "social.md").read_text().strip()
 
 

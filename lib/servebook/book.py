@@ -356,6 +356,7 @@ class Book:
         fingerprint = self.fingerprint(spec)
         if fingerprint not in ingredients:
             files.write_json(self._ingredients_file, {**ingredients, fingerprint: self.made_with(spec)})
+        began = time.monotonic()
         try:
             point = measure_point_sync(
                 spec,
@@ -380,6 +381,7 @@ class Book:
         ):
             self._point_file(spec).unlink(missing_ok=True)  # what a dying server did is no point; its rows stay
             return str(why)
+        point["wall_s"] = round(time.monotonic() - began, 3)
         point["fingerprint"] = fingerprint
         files.write_json(self._point_file(spec), point)
         self._fault_file(spec).unlink(missing_ok=True)
@@ -537,8 +539,15 @@ class Book:
         return {f.name.removesuffix(".failed.json"): json.loads(f.read_text())["why"] for f in found}
 
     def cost(self) -> dict[str, float]:
-        """What the run took and cost so far, over all sessions."""
-        sessions = self.provenance()["sessions"]
+        """What the run took and cost so far, over the sessions that measured something."""
+        measured_at = [str(p["started_at"])[:19] for p in self.stored_points() if p.get("started_at")]
+        records = self.provenance()["sessions"]
+        begins = [str(r["started_utc"])[:19] for r in records]
+        sessions = [
+            record
+            for record, begin, end in zip(records, begins, [*begins[1:], "9999"], strict=True)
+            if any(begin <= at < end for at in measured_at)
+        ]
         start_s = sum(f.get("startup_s") or 0.0 for f in self.all_facts().values())
         return analysis.run_cost(sessions, self.stored_points(), self.params.hardware.price_per_hour, start_s)
 
@@ -560,11 +569,16 @@ class Book:
             {**provenance.collect(ROOT, command), "gpu": hardware.snapshot(), "seconds": None, "faults": []}
         )
         files.write_json(self.dir / "provenance.json", record)
+        self._session_began = time.monotonic()
 
-    def end_session(self, seconds: float, faults: list[str]) -> None:
+    def note_session(self, faults: list[str]) -> None:
+        """Write how long this session has run so far: the analysis tells it, and a killed session leaves it."""
         record = self.provenance()
-        record["sessions"][-1].update(seconds=round(seconds, 1), faults=faults)
+        record["sessions"][-1].update(seconds=round(time.monotonic() - self._session_began, 1), faults=faults)
         files.write_json(self.dir / "provenance.json", record)
+
+    def end_session(self, faults: list[str]) -> None:
+        self.note_session(faults)
         self._status_file.unlink(missing_ok=True)
 
     def provenance(self) -> dict[str, Any]:

@@ -118,12 +118,11 @@ def run(params_path: str, *, only: str | None = None, command: list[str] | None 
     outcome = Outcome(warnings=preflight.warnings(book.params, book.base))
     with _single_run(book.dir), _orderly_signals():
         book.begin_session(command)
-        started = time.monotonic()
         progress = Progress(book, len(plan))
         try:
             _execute(book, plan, progress, outcome)
         finally:
-            book.end_session(time.monotonic() - started, outcome.faults)
+            book.end_session(outcome.faults)
             progress.close()
         try:
             outcome.report = report(book, params_path)
@@ -154,6 +153,7 @@ def _execute(book: Book, plan: list[Step], progress: Progress, outcome: Outcome)
             if not bench.ready(step.engine, sweeps):
                 continue
             progress.say(step.copy_name.removesuffix(".ipynb"))
+            book.note_session(outcome.faults)
             source, target = NOTEBOOKS / f"{step.notebook}.ipynb", book.dir / "notebooks" / step.copy_name
             try:
                 execute(source, target, step.parameters, on_retry=progress.note)

@@ -139,6 +139,8 @@ class TokenStream:
         self._claim_lead()
         if self.first_tokens is None and self.events == self.tokens:
             self.first_tokens = 1
+        if self._recent.maxlen is not None:  # only a kept stream is asked what it said
+            self._recent.clear()
 
     def answer(self) -> tuple[list[int], str]:
         """What a kept stream said: its token ids (empty where the server gives none) and its text."""
