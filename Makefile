@@ -58,7 +58,7 @@ audit: $(READY)  ## known vulnerabilities of the locked packages, where pip-audi
 	@$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip -r $(LOCK)
 
 lab: $(READY)  ## JupyterLab on this machine, with a token
-	@$(BIN)/jupyter lab --ip=127.0.0.1 notebooks
+	@$(BIN)/jupyter lab --ip=127.0.0.1 $$([ "$$(id -u)" != 0 ] || echo --allow-root) notebooks
 
 lock: $(READY)  ## resolve requirements/*.in again into *.lock
 	@$(BIN)/python requirements/lock.py cpu
