@@ -174,3 +174,11 @@ def test_seconds(value: float, text: str) -> None:
 )
 def test_number(value: float, text: str) -> None:
     assert words.number(value) == text
+
+
+def test_figures_of_one_id_and_different_points_share_no_ids():
+    rows = report_data.points((1, 2, 4, 8))
+    said = report_data.predictions(rows)
+    pages = [charts.html_figure(charts.throughput(kept, said, "c512")) for kept in (rows, rows[:1])]
+    ids = [set(re.findall(r'<(?:path|clipPath|g|use)\b[^>]* id="([^"]+)"', page)) for page in pages]
+    assert ids[0] and ids[1] and not ids[0] & ids[1]

@@ -68,7 +68,8 @@ def _draw(figure: Figure, prefix: str) -> tuple[str, str]:
     with theme():
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
     root = ET.fromstring(buffer.getvalue())
-    prefix = short_prefix(prefix)
+    # by content too: two notebooks open in one Lab page may hold the same figure of different points
+    prefix = short_prefix(prefix + buffer.getvalue())
     used: dict[str, str] = {}
     for node in root.iter():
         for key, value in node.attrib.items():
