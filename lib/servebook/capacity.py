@@ -68,11 +68,20 @@ def largest_concurrency(
         spec = PointSpec("capacity", f.server.name, f"c{c:04d}", "concurrency", prompt_tokens, output_tokens, c)
         return carry(f, spec, slo, price_per_hour, hit_share)
 
-    best, low, high = None, 0, 1
+    best, high = None, 1
     while high <= MOST_CLIENTS and (found := at(high)).met_share >= GOODPUT_SHARE:
-        best, low, high = found, high, 2 * high
-    while high - low > max(1, low // 32) and low:
-        middle = (low + high) // 2
+        best, high = found, 2 * high
+    if best is None:
+        return None
+    low = high // 2
+    # to one client, and to 3 % of many
+    return _between(best, low, high, at, halve=lambda a, b: (a + b) // 2, close=lambda a: max(1, a // 32))
+
+
+def _between(best: Carried, low: Any, high: Any, at: Any, *, halve: Any, close: Any) -> Carried:
+    """Bisect between a load that is carried and one that is not, until they are as close as `close` asks."""
+    while high - low > close(low):
+        middle = halve(low, high)
         found = at(middle)
         if found.met_share >= GOODPUT_SHARE:
             best, low = found, middle
@@ -95,18 +104,9 @@ def largest_rate(
         )
         return carry(f, spec, slo, price_per_hour, hit_share)
 
-    best, low, high = None, 0.0, capacity
-    if (found := at(0.01 * capacity)).met_share < GOODPUT_SHARE:
+    if (best := at(0.01 * capacity)).met_share < GOODPUT_SHARE:
         return None
-    best = found
-    while high - low > 0.02 * capacity:
-        middle = (low + high) / 2
-        found = at(middle)
-        if found.met_share >= GOODPUT_SHARE:
-            best, low = found, middle
-        else:
-            high = middle
-    return best
+    return _between(best, 0.0, capacity, at, halve=lambda a, b: (a + b) / 2, close=lambda _: 0.02 * capacity)
 
 
 def capacity(
