@@ -40,7 +40,7 @@ def test_a_session_that_only_told_again_costs_nothing(book):
 
 def test_a_running_session_already_has_a_length(book):
     book.begin_session(["servebook", "run", "params/demo.yaml"])
-    book.note_session([])
+    book.sessions.note([])
     assert book.provenance()["sessions"][-1]["seconds"] is not None
 
 

@@ -191,7 +191,7 @@ def test_a_killed_server_costs_one_point_and_the_report_says_which(
     assert "c0002 was not measured: e ended (SIGKILL" in page
     monkeypatch.setenv("SERVEBOOK_OUTPUTS", str(tmp_path / "out"))
     book = Book.open(tmp_path / "r.yaml")
-    assert book.missing("e", ["short_prompts"])
+    assert book.ledger.missing("e", ["short_prompts"])
     book.measure("short_prompts", "e")
     assert run.points() == ["c0001", "c0002", "c0004"] and book.stopped() == []
 
@@ -240,7 +240,10 @@ def test_a_frozen_server_is_found_out_ended_and_started_again(
     book.measure("short_prompts", "e")
     assert time.monotonic() - begun < 90
     assert measured(book) == ["c0002", "c0004"] and gone(frozen[0])
-    assert "c0001 was not measured: e hangs: no answer from /health within 2 s" in book.faults("e", "short_prompts")[0]
+    assert (
+        "c0001 was not measured: e hangs: no answer from /health within 2 s"
+        in book.ledger.faults("e", "short_prompts")[0]
+    )
 
 
 @pytest.mark.engine

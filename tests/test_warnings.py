@@ -83,4 +83,4 @@ def test_another_version_of_the_server_is_measured_again(tmp_path: Path, monkeyp
     (book.dir / "engines").mkdir()
     for version, again in ((facts["version"], False), ("transformers 1.0", True)):
         (book.dir / "engines/e.json").write_text(json.dumps({"version": version}))
-        assert book.missing("e", [None]) is again
+        assert book.ledger.missing("e", [None]) is again

@@ -122,7 +122,7 @@ def run(params_path: str, *, only: str | None = None, command: list[str] | None 
         try:
             _execute(book, plan, progress, outcome)
         finally:
-            book.end_session(outcome.faults)
+            book.sessions.end(outcome.faults)
             progress.close()
         try:
             outcome.report = report(book, params_path)
@@ -153,7 +153,7 @@ def _execute(book: Book, plan: list[Step], progress: Progress, outcome: Outcome)
             if not bench.ready(step.engine, sweeps):
                 continue
             progress.say(step.copy_name.removesuffix(".ipynb"))
-            book.note_session(outcome.faults)
+            book.sessions.note(outcome.faults)
             source, target = NOTEBOOKS / f"{step.notebook}.ipynb", book.dir / "notebooks" / step.copy_name
             try:
                 execute(source, target, step.parameters, on_retry=progress.note)
@@ -162,7 +162,7 @@ def _execute(book: Book, plan: list[Step], progress: Progress, outcome: Outcome)
                     raise
                 outcome.faults.append(str(error))
                 progress.note(str(error))
-            if step.engine and (lost := book.faults(step.engine, step.sweep)):
+            if step.engine and (lost := book.ledger.faults(step.engine, step.sweep)):
                 outcome.faults += lost
                 bench.clear()  # whatever still runs there has failed
 
@@ -187,7 +187,7 @@ class _Bench:
         if name != self._name or (self._engine and not self._engine.alive()):
             self.clear()
         self._name = name
-        if name is None or self._engine or name in self._unavailable or not self._book.missing(name, sweeps):
+        if name is None or self._engine or name in self._unavailable or not self._book.ledger.missing(name, sweeps):
             return name not in self._unavailable
         self._progress.say(f"starting {name}")
         try:
@@ -385,7 +385,7 @@ class Progress:
 
     def _follow(self) -> None:
         while not self._ended.wait(1.0):
-            status = self._book.status()
+            status = self._book.sessions.status()
             if status and status != self._last:
                 self._last = status
                 if self._tty:

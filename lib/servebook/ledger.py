@@ -1,0 +1,169 @@
+"""What of a run is done: which points still hold, why one is measured again, which are missing and why.
+
+A point is kept as long as what it was made with (see `made_with`) stays the same. Points that a fault or a time limit
+cost are files under stops/, one each, until they are measured after all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import files, points, provenance, results
+from .points import PointSpec
+
+if TYPE_CHECKING:
+    from .stored import StoredRun
+
+
+class Ledger:
+    """The account of one run's points, kept in its folder."""
+
+    def __init__(self, run: StoredRun) -> None:
+        self._run, self._dir = run, run.dir
+
+    # --- what a point was made with -----------------------------------------------------------------------------
+
+    def made_with(self, spec: PointSpec) -> dict[str, Any]:
+        """What a point's figures depend on: the point, model, engine, load, and the server's version."""
+        run = self._run
+        engine = run.params.engines[spec.engine]
+        return {
+            "spec": files.plain(spec),
+            "model": run.params.model.model_dump(mode="json"),
+            "engine": engine.model_dump(mode="json", exclude={"port", "startup_timeout_s"}),
+            "load": run.params.load.model_dump(mode="json"),
+            "version": run.facts(spec.engine).get("version"),
+            "gpu": run.gpu.name,
+        }
+
+    def fingerprint(self, spec: PointSpec) -> str:
+        """Digest of what a point was made with; it is kept as long as that stays the same."""
+        return provenance.sha256(self.made_with(spec))
+
+    def kept(self, spec: PointSpec) -> bool:
+        """Whether the point is stored and still holds."""
+        stored = self._stored(spec)
+        return stored is not None and stored.get("fingerprint") == self.fingerprint(spec)
+
+    def todo(self, specs: Sequence[PointSpec]) -> list[PointSpec]:
+        """Those of a sweep's points that are to be measured now, in order."""
+        missing = [s for s in specs if not self.kept(s)]
+        todo = [s for s in missing if not self._past_limit(s)]
+        if todo == missing and specs:  # whatever a limit had left out is to be measured now, or is there
+            self._limit_file(specs[0].sweep, specs[0].engine).unlink(missing_ok=True)
+        return todo
+
+    def missing(self, engine: str, sweeps: Sequence[str | None]) -> bool:
+        """Whether anything of these sweeps is still to be measured on the engine (None: its calibration)."""
+        from . import engines
+
+        for sweep in sweeps:
+            specs = self._run.specs(engine, sweep or points.CALIBRATION)
+            unresolved = sweep is not None and not specs and self._run.frozen(f"calibrated:{engine}") is None
+            if unresolved or any(not self.kept(s) and not self._past_limit(s) for s in specs):
+                return True
+        facts, installed = self._run.facts(engine), engines.installed_version(self._run.params, engine)
+        return not facts or (installed is not None and facts.get("version") not in (None, installed))
+
+    # --- one point's way ----------------------------------------------------------------------------------------
+
+    def begin(self, spec: PointSpec) -> str | None:
+        """Note what a point is made with before it is measured, and set aside what stands there.
+
+        Returns why it is measured again, None where it was not there.
+        """
+        stored, why = self._stored(spec), None
+        if stored:
+            why = self._why_again(spec, stored)
+            self._set_aside(spec)
+        ingredients, fingerprint = files.read_json(self._ingredients_file) or {}, self.fingerprint(spec)
+        if fingerprint not in ingredients:
+            files.write_json(self._ingredients_file, {**ingredients, fingerprint: self.made_with(spec)})
+        return why
+
+    def keep(self, spec: PointSpec, point: Mapping[str, Any]) -> None:
+        """Store a measured point as complete."""
+        files.write_json(self._point_file(spec), {**point, "fingerprint": self.fingerprint(spec)})
+        self._fault_file(spec).unlink(missing_ok=True)
+
+    def drop(self, spec: PointSpec) -> None:
+        """Forget a point that its engine's failing has spoilt; its rows stay."""
+        self._point_file(spec).unlink(missing_ok=True)
+
+    def lose(self, spec: PointSpec, why: str, log: Sequence[str] = ()) -> None:
+        """Mark a point as not measured, for the report and the exit status; log: the engine's last lines."""
+        record = {"sweep": spec.sweep, "engine": spec.engine, "points": [spec.point], "fault": True, "log": list(log)}
+        files.write_json(self._fault_file(spec), {**record, "why": f"{spec.point} was not measured: {why}"})
+
+    def stop_at_limit(self, left: Sequence[PointSpec]) -> str:
+        """Mark the points that a sweep's time limit leaves out, and say so."""
+        sweep, engine, names = left[0].sweep, left[0].engine, [s.point for s in left]
+        minutes = self.limit_minutes(sweep, engine)
+        why = f"stopped after {minutes:g} min, the limit set for {engine} here; not measured: {', '.join(names)}"
+        record = {"sweep": sweep, "engine": engine, "points": names, "minutes": minutes, "why": why}
+        made_with = {"fingerprints": {s.point: self.fingerprint(s) for s in left}}
+        files.write_json(self._limit_file(sweep, engine), record | made_with)
+        return why
+
+    def limit_minutes(self, sweep: str, engine: str) -> float | None:
+        """The time that the parameters give a sweep on an engine, None where they set none."""
+        sweeps = self._run.params.sweeps
+        return sweeps[sweep].minutes_per_engine.get(engine) if sweep in sweeps else None
+
+    # --- what is missing ----------------------------------------------------------------------------------------
+
+    def stopped(self) -> list[dict[str, Any]]:
+        """Points that are missing: sweep, engine, points, why; `fault` where the engine failed, with its last `log`."""
+        found = [json.loads(f.read_text()) for f in sorted((self._dir / "stops").glob("*.json"))]
+        now = {*self._run.params.sweeps, points.CALIBRATION}
+        return [s for s in found if s["sweep"] in now and s["engine"] in self._run.params.engines]
+
+    def faults(self, engine: str, sweep: str | None) -> list[str]:
+        """Points of a sweep (None: the calibration) that the engine's failing has cost, one line each."""
+        at = engine, sweep or points.CALIBRATION
+        return [
+            f"{s['sweep']}, {engine}: {s['why']}"
+            for s in self.stopped()
+            if s.get("fault") and (s["engine"], s["sweep"]) == at
+        ]
+
+    # --- files --------------------------------------------------------------------------------------------------
+
+    @property
+    def _ingredients_file(self) -> Path:
+        return self._dir / "requests" / "made_with.json"
+
+    def _point_file(self, spec: PointSpec) -> Path:
+        return results.point_path(self._dir, spec.sweep, spec.engine, spec.point)
+
+    def _fault_file(self, spec: PointSpec) -> Path:
+        return self._dir / "stops" / f"{spec.sweep}.{spec.engine}.{spec.point}.json"
+
+    def _limit_file(self, sweep: str, engine: str) -> Path:
+        return self._dir / "stops" / f"{sweep}.{engine}.json"
+
+    def _stored(self, spec: PointSpec) -> dict[str, Any] | None:
+        return files.read_json(self._point_file(spec))
+
+    def _past_limit(self, spec: PointSpec) -> bool:
+        stopped = files.read_json(self._limit_file(spec.sweep, spec.engine)) or {}
+        same_limit = stopped.get("minutes") == self.limit_minutes(spec.sweep, spec.engine)
+        return same_limit and (stopped.get("fingerprints") or {}).get(spec.point) == self.fingerprint(spec)
+
+    def _why_again(self, spec: PointSpec, stored: Mapping[str, Any]) -> str:
+        """Which parameters of a stored point are others now."""
+        before = (files.read_json(self._ingredients_file) or {}).get(stored.get("fingerprint"))
+        if before is None:
+            return "its parameters or server changed" if stored.get("fingerprint") else "it was not finished"
+        return "; ".join(files.differences(before, json.loads(json.dumps(self.made_with(spec))))) or "nothing changed"
+
+    def _set_aside(self, spec: PointSpec) -> None:
+        """Keep a point that is measured again, with its rows and series, under names that nothing reads."""
+        rows = results.rows_path(self._dir, spec.sweep, spec.engine, spec.point)
+        number = results.earlier_attempts(rows)
+        for path in (rows, self._point_file(spec), results.series_path(self._dir, spec.sweep, spec.engine, spec.point)):
+            if path.exists():
+                path.replace(path.with_name(f"{path.name}.old{number}"))
