@@ -71,9 +71,39 @@ def test_a_waterfall_is_drawn_for_the_largest_measured_concurrency_that_was_pred
     assert drawn["measured"] == 0.02 and drawn["parts"][0] == ("roofline says", 0.01)
 
 
-def test_the_runs_cost_is_its_wall_time_at_the_hardwares_price():
-    told = analysis.run_cost([{"seconds": 1800.0}, {"seconds": None}], [point("vllm", 1, seconds=600.0)], 2.0, 100.0)
-    assert told == {"wall_s": 1800.0, "measuring_s": 600.0, "starting_s": 100.0, "rest_s": 1100.0, "cost": 1.0}
+def spent(what, began_utc, seconds):
+    return {"what": what, "began_utc": began_utc, "seconds": seconds}
+
+
+def test_a_runs_time_is_measuring_starting_and_the_rest_over_interrupted_sessions():
+    sessions = [
+        {"started_utc": "2026-01-01T10:00:00Z", "seconds": 1000.0},  # killed: what it was at is in no note
+        {"started_utc": "2026-01-01T11:00:00Z", "seconds": 800.0},
+        {"started_utc": "2026-01-02T10:00:00Z", "seconds": 500.0},  # told again, a day later
+        {"started_utc": "2026-01-02T11:00:00Z", "seconds": None},
+    ]
+    notes = [
+        spent("starting", "2026-01-01T10:00:10.000+00:00", 100.0),
+        spent("measuring", "2026-01-01T10:02:00.000+00:00", 600.0),
+        spent("starting", "2026-01-01T11:00:10.000+00:00", 100.0),
+        spent("measuring", "2026-01-01T11:02:00.000+00:00", 500.0),
+        spent("lost", "2026-01-01T11:11:00.000+00:00", 50.0),
+        spent("ending", "2026-01-01T11:13:00.000+00:00", 5.0),
+        spent("measuring", "2026-01-03T09:00:00.000+00:00", 200.0),  # a notebook run by hand
+    ]
+    told = analysis.run_cost(sessions, notes, 1.8)
+    assert told == {
+        "wall_s": 2000.0, "measuring_s": 1300.0, "starting_s": 200.0, "overhead_s": 500.0, "lost_s": 50.0,
+        "measuring_share": 0.65, "starting_share": 0.1, "overhead_share": 0.25, "cost": 1.0,
+    }  # fmt: skip
+    assert analysis.run_cost([], [], 1.0)["overhead_share"] == 0.0
+
+
+def test_a_run_without_an_account_of_its_time_is_told_from_its_points():
+    points = [point("vllm", c, started_at=f"2026-01-01T10:0{c}:00+00:00", seconds=30.0) for c in (1, 2)]
+    notes = analysis.spent_on([*points, point("hf", 1)], {"vllm": {"startup_s": 40.0}, "hf": {"startup_s": 9.0}})
+    told = analysis.run_cost([{"started_utc": "2026-01-01T10:00:00Z", "seconds": 200.0}], notes, 0.0)
+    assert (told["measuring_s"], told["starting_s"], told["overhead_s"]) == (60.0, 40.0, 100.0)
 
 
 def test_points_in_doubt_come_with_their_reasons():

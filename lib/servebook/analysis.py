@@ -6,11 +6,13 @@ Every function takes the run's points (one row a point, schema results.POINT_KEY
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any
 
 import pandas as pd
 
 LITTLE_TOLERANCE = 0.02
+SESSION_SLACK_S = 15.0  # a killed session's length was last written so long before its end, at most
 
 
 def _frame(points: pd.DataFrame | Iterable[Mapping[str, Any]], kind: str | None = None) -> pd.DataFrame:
@@ -180,21 +182,44 @@ def _first_token(parts: Mapping[str, float]) -> list[tuple[str, float]]:
 
 
 def run_cost(
-    sessions: list[Mapping[str, Any]], points: Any, price_per_hour: float, start_s: float = 0.0
+    sessions: Iterable[Mapping[str, Any]], spent: Iterable[Mapping[str, Any]], price_per_hour: float
 ) -> dict[str, float]:
-    """What the run took and cost: wall, measuring (time inside points), engine starts, the rest; seconds and money.
+    """What the machine's time went into and what it cost, over the sessions that worked on an engine.
 
-    sessions: provenance's records; start_s: seconds that engines took to answer.
+    sessions: provenance's records; spent: sessions.Sessions.spent(). Returns seconds: wall_s in all, measuring_s inside
+    points that were kept, starting_s until engines answered, overhead_s the rest (notebooks, engines ending, drawing,
+    and lost_s: points that a fault or an interruption cost); their shares of wall_s; and cost.
     """
-    wall_s = sum(s["seconds"] or 0.0 for s in sessions)
-    frame = _frame(points)
-    measuring_s = (
-        float(frame["wall_s"].sum()) if "wall_s" in frame else float(frame["seconds"].sum()) if len(frame) else 0.0
-    )
-    return {
-        "wall_s": wall_s,
-        "measuring_s": measuring_s,
-        "starting_s": start_s,
-        "rest_s": max(0.0, wall_s - measuring_s - start_s),
-        "cost": wall_s / 3600 * price_per_hour,
-    }
+    notes = [(_epoch_s(n["began_utc"]), n["seconds"], n["what"]) for n in spent]
+    wall_s, inside = 0.0, set()
+    for session in sessions:
+        begin = _epoch_s(session["started_utc"])
+        end = begin + (session["seconds"] or 0.0) + SESSION_SLACK_S
+        own = {i for i, (at, _, _) in enumerate(notes) if begin <= at < end}
+        wall_s += (session["seconds"] or 0.0) if own else 0.0  # a session that only told again costs nothing
+        inside |= own
+    by_hand_s = sum(seconds for i, (_, seconds, _) in enumerate(notes) if i not in inside)
+    wall_s += by_hand_s
+    told = {f"{kind}_s": sum(s for _, s, what in notes if what == kind) for kind in ("measuring", "starting", "lost")}
+    told |= {"wall_s": wall_s, "overhead_s": max(0.0, wall_s - told["measuring_s"] - told["starting_s"])}
+    shares = {f"{k}_share": told[f"{k}_s"] / wall_s if wall_s else 0.0 for k in ("measuring", "starting", "overhead")}
+    return {**told, **shares, "cost": wall_s / 3600 * price_per_hour}
+
+
+def spent_on(points: Any, facts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What run_cost takes, of a run that kept no account of its time: from its points and its engines' last starts."""
+    begun = sorted((p for p in points if p.get("started_at")), key=lambda p: p["started_at"], reverse=True)
+    measuring = [
+        {"what": "measuring", "began_utc": p["started_at"], "seconds": p.get("wall_s") or p.get("seconds") or 0.0}
+        for p in begun
+    ]
+    first = {p["engine"]: p["started_at"] for p in begun}  # its engine's start is counted to the session of that point
+    return measuring + [
+        {"what": "starting", "began_utc": first[name], "seconds": f["startup_s"]}
+        for name, f in facts.items()
+        if name in first and f.get("startup_s")
+    ]
+
+
+def _epoch_s(time_utc: str) -> float:
+    return datetime.fromisoformat(time_utc).timestamp()

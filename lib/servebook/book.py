@@ -14,7 +14,7 @@ from typing import Any
 from . import files, measuring, params, points, predict, provenance, roofline
 from .errors import ServebookError
 from .points import PointSpec
-from .sessions import ROOT
+from .sessions import ROOT, STARTING
 from .stored import StoredRun
 
 
@@ -144,13 +144,17 @@ class Book(StoredRun):
         """A running engine as `engine` gives it, for the caller to stop."""
         from . import engines
 
-        return engines.ensure(self.params, name, self.dir, self.base)
+        if running := engines.join(self.dir, name):
+            return running
+        with self.sessions.spending(STARTING, engine=name):
+            return engines.start(self.params, name, self.dir, base=self.base)
 
     def restart(self, name: str) -> Any:
         """A new engine in place of one that failed, whoever of this run started that; for the caller to stop."""
         from . import engines
 
-        return engines.restart(self.params, name, self.dir, self.base)
+        with self.sessions.spending(STARTING, engine=name):
+            return engines.restart(self.params, name, self.dir, self.base)
 
     def engine_failed(self, name: str, why: str) -> None:
         """Record that an engine did not start, for the report."""

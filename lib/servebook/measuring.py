@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from . import results
 from .errors import ServebookError
 from .points import PointSpec
+from .sessions import LOST, MEASURING
 
 if TYPE_CHECKING:
     from .book import Book
@@ -68,39 +69,45 @@ class _Measuring:
 
     def _point(self, spec: PointSpec, server: Any, left_s: float | None) -> str | None:
         """Measure and store one point; why the engine failed, None where it did not."""
-        from .load import measure_point_sync
-
         book, name = self._book, f"{spec.sweep} {spec.engine} {spec.point}"
         if again := book.ledger.begin(spec):
             book.tell(f"{name}: measured again, {again}", self._progress)
-        began = time.monotonic()
-        try:
-            point = measure_point_sync(
-                spec,
-                url=server.url,
-                model=server.model,
-                vocab=book.vocab(),
-                load=book.params.load,
-                slo=book.params.slo,
-                run_dir=book.dir,
-                batching=book.batching(spec.engine),
-                floors=book.floors(spec),
-                deadline_s=left_s,
-                api_key=server.key(),
-                on_progress=lambda text: book.tell(f"{name}: {text}", False),
-            )
-        except ServebookError:
-            if why := server.fault(self._answer_deadline_s):
+        with book.sessions.spending(LOST, engine=spec.engine, sweep=spec.sweep, point=spec.point) as spent:
+            began = time.monotonic()
+            try:
+                point = self._load(spec, server, left_s, name)
+            except ServebookError:
+                if why := server.fault(self._answer_deadline_s):
+                    return str(why)
+                raise
+            if (not point["requests"] or point["failures"] or point.get("hung")) and (
+                why := server.fault(self._answer_deadline_s)
+            ):
+                book.ledger.drop(spec)  # what a dying server did is no point
                 return str(why)
-            raise
-        if (not point["requests"] or point["failures"] or point.get("hung")) and (
-            why := server.fault(self._answer_deadline_s)
-        ):
-            book.ledger.drop(spec)  # what a dying server did is no point
-            return str(why)
-        book.ledger.keep(spec, {**point, "wall_s": round(time.monotonic() - began, 3)})
+            book.ledger.keep(spec, {**point, "wall_s": round(time.monotonic() - began, 3)})
+            spent["what"] = MEASURING
         book.tell(f"{name} done", self._progress)
         return None
+
+    def _load(self, spec: PointSpec, server: Any, left_s: float | None, name: str) -> dict[str, Any]:
+        from .load import measure_point_sync
+
+        book = self._book
+        return measure_point_sync(
+            spec,
+            url=server.url,
+            model=server.model,
+            vocab=book.vocab(),
+            load=book.params.load,
+            slo=book.params.slo,
+            run_dir=book.dir,
+            batching=book.batching(spec.engine),
+            floors=book.floors(spec),
+            deadline_s=left_s,
+            api_key=server.key(),
+            on_progress=lambda text: book.tell(f"{name}: {text}", False),
+        )
 
     @property
     def _answer_deadline_s(self) -> float:

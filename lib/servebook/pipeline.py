@@ -25,6 +25,7 @@ from .book import Book
 from .engines.process import GPU_SLACK_GIB
 from .errors import ServebookError
 from .params import RunParams
+from .sessions import ENDING
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 FIRST = ("00_preflight", "01_prediction")
@@ -121,15 +122,15 @@ def run(params_path: str, *, only: str | None = None, command: list[str] | None 
         progress = Progress(book, len(plan))
         try:
             _execute(book, plan, progress, outcome)
+            try:
+                outcome.report = report(book, params_path)
+            except ServebookError as error:
+                if not outcome.faults:
+                    raise
+                outcome.faults.append(str(error))
         finally:
             book.sessions.end(outcome.faults)
             progress.close()
-        try:
-            outcome.report = report(book, params_path)
-        except ServebookError as error:
-            if not outcome.faults:
-                raise
-            outcome.faults.append(str(error))
     return outcome
 
 
@@ -204,7 +205,8 @@ class _Bench:
         engine, self._engine = self._engine, None
         if engine is None:
             return
-        engine.stop()
+        with self._book.sessions.spending(ENDING, engine=engine.name):
+            engine.stop()
         if (left := engine.facts.get("gpu_gib_left") or 0.0) > GPU_SLACK_GIB:
             self._outcome.warnings.append(f"{engine.name} has ended, but {left:.1f} GiB of GPU memory are not back")
 

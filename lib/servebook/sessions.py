@@ -1,15 +1,27 @@
-"""When a run was worked on: one record a session in provenance.json, and the line that says what it does just now."""
+"""When a run was worked on and what the time went into: provenance.json, time.jsonl, and the line of the moment.
+
+A session is one `servebook run`. Its length is written every few seconds, so that a killed one leaves it. What took
+long (a point, an engine's start or end) is a line of time.jsonl, also where a notebook run by hand did it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import threading
 import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from . import files, hardware, provenance
+from . import files, hardware, provenance, results
+from .errors import ServebookError
 
 ROOT = Path(__file__).parents[2]  # the checkout: the package is installed editable
+HEARTBEAT_S = 10.0
+# What time is spent on (time.jsonl's "what"); a point's is lost until the point is kept
+MEASURING, STARTING, ENDING, LOST = "measuring", "starting", "ending", "lost"
 
 
 class Sessions:
@@ -17,29 +29,65 @@ class Sessions:
 
     def __init__(self, run: str, run_dir: Path) -> None:
         self._run, self._dir = run, run_dir
+        self._faults: list[str] = []
+        self._writing, self._ended = threading.Lock(), threading.Event()
 
     def begin(self, command: list[str] | None) -> None:
-        """Open this session's record in provenance.json."""
+        """Open this session's record in provenance.json and keep its length up to date until `end`."""
         record = self.provenance()
         record["sessions"].append(
             {**provenance.collect(ROOT, command), "gpu": hardware.snapshot(), "seconds": None, "faults": []}
         )
         files.write_json(self._dir / "provenance.json", record)
         self._began = time.monotonic()
+        self._ended.clear()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(HEARTBEAT_S):
+            with contextlib.suppress(ServebookError):  # a full disk shows where figures are lost
+                self.note(self._faults)
 
     def note(self, faults: list[str]) -> None:
-        """Write how long this session has run so far: the analysis tells it, and a killed session leaves it."""
-        record = self.provenance()
-        record["sessions"][-1].update(seconds=round(time.monotonic() - self._began, 1), faults=faults)
-        files.write_json(self._dir / "provenance.json", record)
+        """Write how long this session has run so far, and what has failed in it."""
+        with self._writing:
+            self._faults, record = faults, self.provenance()
+            record["sessions"][-1].update(seconds=round(time.monotonic() - self._began, 1), faults=list(faults))
+            files.write_json(self._dir / "provenance.json", record)
 
     def end(self, faults: list[str]) -> None:
+        self._ended.set()
         self.note(faults)
         self._status_file.unlink(missing_ok=True)
 
     def provenance(self) -> dict[str, Any]:
         """The content of provenance.json."""
         return files.read_json(self._dir / "provenance.json") or {"run": self._run, "sessions": []}
+
+    # --- where the time went ------------------------------------------------------------------------------------
+
+    @property
+    def _time_file(self) -> Path:
+        return self._dir / "time.jsonl"
+
+    @contextlib.contextmanager
+    def spending(self, what: str, **of: str) -> Iterator[dict[str, Any]]:
+        """Note how long the block took: what (MEASURING, STARTING, ENDING, LOST) of which engine and point.
+
+        The block may change the note that it is given, "what" above all; it is written however the block ends.
+        """
+        note: dict[str, Any] = {"what": what, **of}
+        began_utc, began = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
+        try:
+            yield note
+        finally:
+            note |= {"began_utc": began_utc, "seconds": round(time.monotonic() - began, 3)}
+            with contextlib.suppress(OSError), self._time_file.open("a") as out:  # the account is never worth a run
+                out.write(json.dumps(note) + "\n")
+
+    def spent(self) -> list[dict[str, Any]]:
+        """The notes of time.jsonl, oldest first; [] where there are none (a run of an earlier version)."""
+        return results.read_rows(self._time_file) if self._time_file.exists() else []
 
     # --- the status line ----------------------------------------------------------------------------------------
 

@@ -182,17 +182,9 @@ class StoredRun:
         return {f.name.removesuffix(".failed.json"): json.loads(f.read_text())["why"] for f in found}
 
     def cost(self) -> dict[str, float]:
-        """What the run took and cost so far, over the sessions that measured something."""
-        measured_at = [str(p["started_at"])[:19] for p in self.stored_points() if p.get("started_at")]
-        records = self.provenance()["sessions"]
-        begins = [str(r["started_utc"])[:19] for r in records]
-        sessions = [
-            record
-            for record, begin, end in zip(records, begins, [*begins[1:], "9999"], strict=True)
-            if any(begin <= at < end for at in measured_at)
-        ]
-        start_s = sum(f.get("startup_s") or 0.0 for f in self.all_facts().values())
-        return analysis.run_cost(sessions, self.stored_points(), self.params.hardware.price_per_hour, start_s)
+        """What the run took so far, by what the time went into, and what that cost (see analysis.run_cost)."""
+        spent = self.sessions.spent() or analysis.spent_on(self.stored_points(), self.all_facts())
+        return analysis.run_cost(self.provenance()["sessions"], spent, self.params.hardware.price_per_hour)
 
     def notes(self) -> Any:
         """The author's own words: notes/<run>.md, where it exists."""

@@ -438,13 +438,9 @@ def stamps(predictions: Mapping[str, Any]) -> Html:
 
 
 def cost(told: Mapping[str, float], hardware: Any) -> Html:
-    """Wall time, its parts, and the price."""
-    extra = [
-        (name, words.seconds(told[key]))
-        for name, key in (
-            ("measuring", "measuring_s"),
-            ("engines starting", "starting_s"),
-            ("everything else", "rest_s"),
-        )
-    ]
+    """Wall time, what it went into, and the price."""
+    kinds = (("measuring", "measuring"), ("engines starting", "starting"), ("everything else", "overhead"))
+    extra = [(name, f"{words.seconds(told[f'{k}_s'])} ({told[f'{k}_share']:.0%})") for name, k in kinds]
+    if told["lost_s"]:
+        extra.append(("of which lost to faults and interruptions", words.seconds(told["lost_s"])))
     return tables.cost_box(told["wall_s"], hardware.price_per_hour, hardware.currency, extra=extra)
