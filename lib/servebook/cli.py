@@ -102,6 +102,11 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("compare", _compare, "several stored runs as one page, the first as the baseline", params=False)
     sub.add_argument("run_dirs", metavar="RUN_DIR", type=Path, nargs="+")
     sub.add_argument("--out", type=Path, metavar="FILE", help="default: compare.html beside the first run's folder")
+    sub = command(
+        "pack", _pack, "a stored run's compact copy, to keep or publish: rows and series as parquet", params=False
+    )
+    sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
+    sub.add_argument("into", metavar="DIR", type=Path, help="a new folder")
     sub = command("report", _report, "render a stored run again; needs no GPU", params=False)
     sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     return parser
@@ -219,6 +224,13 @@ def _compare(options: argparse.Namespace) -> int:
 
     out = options.out or options.run_dirs[0].resolve().parent / "compare.html"
     print(compare([d.resolve() for d in options.run_dirs], out))
+    return 0
+
+
+def _pack(options: argparse.Namespace) -> int:
+    from .pack import pack
+
+    print(pack(options.run_dir, options.into))
     return 0
 
 

@@ -1,7 +1,8 @@
 """A run's measured files: request rows appended as they end, one JSON object a point, points.csv, series.
 
 Schemas: ROW_KEYS and POINT_KEYS. Whole files are replaced atomically; rows are appended one line at a time, and a
-line that could not be written whole is taken back, so that a file only ever holds complete rows.
+line that could not be written whole is taken back, so that a file only ever holds complete rows. A run that is kept
+(see pack) holds all rows in one rows.parquet and all series in one series.parquet.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ TEXT_KEYS = frozenset(
         "phase", "ok", "error", "gaps_ms",
     )
 )  # fmt: skip
+
+
+PLACE = ("sweep", "engine", "point")  # what names a point in a run
+ROWS_FILE, SERIES_FILE = "rows.parquet", "series.parquet"
 
 
 class Rows(list[dict[str, Any]]):
@@ -116,8 +121,7 @@ class RowWriter:
 
 
 def read_rows(path: Path) -> Rows:
-    """The rows of one point, from path or its gzipped form (path.gz: a run that is kept). A torn last line (the writer
-    was killed) is cut off the file and noted.
+    """The rows of one point. A torn last line (the writer was killed) is cut off the file and noted.
 
     Raises ServebookError for a missing file or a line that is no JSON object.
     """
@@ -196,7 +200,10 @@ def rows_frame(run_dir: Path, sweep: str, engine: str, point: str) -> pd.DataFra
     """One point's request rows as a DataFrame."""
     import pandas as pd
 
-    rows = read_rows(rows_path(run_dir, sweep, engine, point))
+    path = rows_path(run_dir, sweep, engine, point)
+    if not path.exists() and (Path(run_dir) / ROWS_FILE).exists():
+        return _numbers(_packed(Path(run_dir) / ROWS_FILE, sweep, engine, point))
+    rows = read_rows(path)
     return _numbers(pd.DataFrame(rows, columns=list(dict.fromkeys([*ROW_KEYS, *(k for r in rows for k in r)]))))
 
 
@@ -213,7 +220,23 @@ def series_frame(run_dir: Path, sweep: str, engine: str, point: str) -> pd.DataF
     import pandas as pd
 
     path = series_path(run_dir, sweep, engine, point)
+    if not path.exists() and (Path(run_dir) / SERIES_FILE).exists():
+        return _packed(Path(run_dir) / SERIES_FILE, sweep, engine, point)
     return pd.read_csv(path) if path.exists() else pd.DataFrame()
+
+
+def _packed(path: Path, *place: str) -> pd.DataFrame:
+    """One point's part of a packed table, its whole numbers as pandas reads them from text."""
+    import pandas as pd
+
+    try:
+        found = pd.read_parquet(path, filters=[(k, "==", v) for k, v in zip(PLACE, place, strict=True)])
+    except (OSError, ValueError) as error:
+        raise ServebookError(
+            f"cannot be read ({error})", str(path), "Restore it: all rows of the run are in it"
+        ) from None
+    found = found.drop(columns=list(PLACE))
+    return found.astype({c: "float64" for c in found if pd.api.types.is_numeric_dtype(found[c]) and c != "ok"})
 
 
 def _natural(name: str) -> list[Any]:

@@ -1,0 +1,81 @@
+"""A run as it is kept or published: everything that was frozen and measured, in a tenth of the space.
+
+All request rows go into one rows.parquet (times to a few microseconds, without the gaps between single tokens, whose
+percentiles stay in the points) and all server and GPU series into one series.parquet; results.py reads both. Logs,
+the model folder and executed notebooks are left out: `servebook report` makes the notebooks again from what is kept.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import results
+from .errors import ServebookError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KEPT = (
+    "params.yaml", "hardware.json", "provenance.json", "predictions.json", "points.csv", "peers.csv", "preflight.json",
+    "report.html", "social.md",
+)  # fmt: skip
+FOLDERS = ("engines", "stops", "requests")  # their .json files: facts, what is missing and why, points
+LEFT_OUT = ["gaps_ms"]
+
+
+def pack(run_dir: Path, into: Path) -> Path:
+    """Write the compact copy of a stored run into a new or empty folder. Raises ServebookError."""
+    run_dir, into = Path(run_dir), Path(into)
+    if not (run_dir / "params.yaml").exists():
+        raise ServebookError("no run is stored here", str(run_dir), "Give a folder under outputs/")
+    if into.exists() and (not into.is_dir() or any(into.iterdir())):
+        raise ServebookError("is there already and not empty", str(into), "Remove it, or give another folder")
+    points = results.read_points(run_dir)
+    if not points:
+        raise ServebookError("nothing is measured yet", str(run_dir), "Run `servebook run` first")
+    into.mkdir(parents=True, exist_ok=True)
+    for name in KEPT:
+        if (run_dir / name).exists():
+            shutil.copyfile(run_dir / name, into / name)
+    for folder in FOLDERS:
+        for path in sorted((run_dir / folder).rglob("*.json")):
+            if not path.name.startswith("."):
+                target = into / path.relative_to(run_dir)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
+    rows, series = [], []
+    for p in points:
+        at = {k: p[k] for k in results.PLACE}
+        rows.append(results.rows_frame(run_dir, **at).assign(**at))
+        series.append(results.series_frame(run_dir, **at).assign(**at))
+    _write(rows, into / results.ROWS_FILE)
+    _write(series, into / results.SERIES_FILE)
+    return into
+
+
+def _write(frames: list[pd.DataFrame], path: Path) -> None:
+    import pandas as pd
+
+    frames = [f for f in frames if len(f)]
+    if not frames:
+        return
+    table = pd.concat(frames, ignore_index=True).drop(columns=LEFT_OUT, errors="ignore")
+    table.astype({c: kind for c in table if (kind := _narrow(table[c]))}).to_parquet(
+        path, compression="zstd", compression_level=19, index=False
+    )
+
+
+def _narrow(column: pd.Series[Any]) -> str | None:
+    """float32 for measured times and gauges (of a 60 s point to 4 µs), whole numbers where all are whole and small."""
+    import numpy as np
+    import pandas as pd
+
+    if not pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column):
+        return None
+    known = column.dropna().to_numpy(dtype=float)
+    whole = np.isfinite(known).all() and (known == np.floor(known)).all() and (np.abs(known) < 2**31).all()
+    if whole:
+        return "Int32"
+    return "float32" if np.abs(known).max(initial=0.0) < 1e6 else None
