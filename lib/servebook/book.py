@@ -58,10 +58,7 @@ class Book(StoredRun):
         """Refuse prompts that no engine of the run can take, before any work."""
         asked = {f"calibration[{i}]": (p.prompt_tokens, p.output_tokens) for i, p in enumerate(self.params.calibration)}
         for name, s in self.params.sweeps.items():
-            asked[f"sweeps.{name}"] = (
-                s.prompt_tokens if isinstance(s.prompt_tokens, int) else max(s.prompt_tokens),
-                s.output_tokens,
-            )
+            asked[f"sweeps.{name}"] = max(s.workloads(), key=sum)
         limits = {f"{self.shape.name}'s context": self.shape.max_context_tokens}
         limits |= {
             f"engines.{n}.max_model_len": m
@@ -173,7 +170,7 @@ class Book(StoredRun):
         return range(min(1000, self.shape.vocab // 4), self.shape.vocab - self.shape.vocab // 64)
 
     def batching(self, engine: str) -> bool:
-        return self.params.engines[engine].kind != "naive"
+        return self.params.engines[engine].batches
 
     def floors(self, spec: PointSpec) -> dict[str, float]:
         """Times that no server on this hardware can beat: the point is suspect where a figure is below."""

@@ -20,8 +20,7 @@ def workloads(params: RunParams) -> list[tuple[int, int]]:
     """The distinct (prompt tokens, output tokens) of the run's sweeps, in the order given."""
     found: dict[tuple[int, int], None] = {}
     for s in params.sweeps.values():
-        for prompt in [s.prompt_tokens] if isinstance(s.prompt_tokens, int) else s.prompt_tokens:
-            found[prompt, s.output_tokens] = None
+        found |= dict.fromkeys(s.workloads())
     return list(found)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from . import simulation
 from .hardware import GIB, Gpu
 from .model import ModelShape
-from .params import Engine, NaiveEngine, VllmEngine
+from .params import BatchingEngine, Engine, NaiveEngine, VllmEngine
 from .params import Load as LoadParams
 from .points import PointSpec
 from .scheduler import SchedulerConfig
@@ -73,7 +73,7 @@ def server(name: str, engine: Engine, shape: ModelShape, gpu: Gpu, facts: Mappin
             name, "naive", shape, gpu, SchedulerConfig(max_num_seqs=1), shape.max_context_tokens, 1, tokens,
             "memory left beside the weights", problem,
         )  # fmt: skip
-    given = engine if isinstance(engine, VllmEngine) else VllmEngine(kind="vllm")
+    given = engine
     gpus = given.tensor_parallel_size * given.pipeline_parallel_size
     notes = []
     if gpus > 1:
@@ -81,7 +81,7 @@ def server(name: str, engine: Engine, shape: ModelShape, gpu: Gpu, facts: Mappin
     if given.data_parallel_size > 1:
         notes.append("data parallel replicas are not modelled: figures are one replica's")
     if not isinstance(engine, VllmEngine):
-        notes.append("assumed to schedule and compute as vLLM does by default")
+        notes.append("not an engine this predictor knows: assumed to schedule and compute as vLLM would")
     big = gpu.memory_gib >= BIG_GPU_GIB and "A100" not in gpu.name
     default = (16384 if gpu.memory_gib >= HUGE_GPU_GIB else 8192, 1024) if big else (2048, 128 if gpu.is_cpu else 256)
     budget = known.get("max_num_batched_tokens") or given.max_num_batched_tokens or default[0]
@@ -116,7 +116,7 @@ def _too_big(shape: ModelShape, gpu: Gpu, gpus: int) -> str:
 
 
 def _kv_pool(
-    given: VllmEngine, shape: ModelShape, gpu: Gpu, gpus: int, budget: int, seats: int, known: Mapping[str, Any]
+    given: BatchingEngine, shape: ModelShape, gpu: Gpu, gpus: int, budget: int, seats: int, known: Mapping[str, Any]
 ) -> tuple[int, str]:
     """(tokens, where the figure comes from)"""
     if "kv_cache_tokens" in known:

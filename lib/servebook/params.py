@@ -1,4 +1,4 @@
-"""A run's parameters: typed, strict, read from one YAML file. Knows nothing of the other modules.
+"""A run's parameters: typed, strict, read from one YAML file. The kinds of sweep stand in sweeps.py.
 
 `load(path)` refuses anything it does not know, naming the key, its line and the nearest valid name,
 before any work is done. Units are in the names; times are seconds, sizes bytes (GB = 1e9, GiB = 2**30).
@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from .errors import ServebookError
+from .fields import Count, Seconds, Share, Strict
+from .sweeps import ArrivalRateSweep, ConcurrencySweep, PrefixCacheSweep, PromptLengthSweep, Sweep
 
-Count = Annotated[int, Field(gt=0)]
-Seconds = Annotated[float, Field(gt=0)]
-
-
-class Strict(BaseModel):
-    # strict: "8" is no number and 1.5 no count; ints are still accepted where a float is meant
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+__all__ = [
+    "ArrivalRateSweep", "BatchingEngine", "CalibrationPoint", "ConcurrencySweep", "Engine", "HardwareFigures",
+    "HardwareParams", "Load", "ModelParams", "NaiveEngine", "OpenAIEngine", "PrefixCacheSweep", "PromptLengthSweep",
+    "RunParams", "Slo", "Sweep", "VllmEngine", "dump", "load", "loads",
+]  # fmt: skip
 
 
 class ModelParams(Strict):
@@ -73,39 +73,66 @@ class HardwareParams(Strict):
 class NaiveEngine(Strict):
     """Transformers behind one FIFO lock, batch 1."""
 
+    batches: ClassVar[bool] = False
+    prefix_caching: ClassVar[bool] = False
     kind: Literal["naive"]
     port: Count | None = None  # a free one is chosen unless given
     device: Literal["auto", "cpu", "cuda"] = "auto"
     startup_timeout_s: Seconds = 900
 
 
-class VllmEngine(Strict):
-    """The real vLLM server as a child process. What is None is left to vLLM's own default."""
+class BatchingEngine(Strict):
+    """What any engine with continuous batching is told or assumed to do; the predictor reads it under these names.
 
-    kind: Literal["vllm"]
-    port: Count | None = None
-    max_num_batched_tokens: Count | None = None
+    What is None is left to the engine's own default, which the predictor takes to be vLLM's.
+    """
+
+    batches: ClassVar[bool] = True
+    kind: str
+    port: Count | None = None  # a free one is chosen unless given
+    max_num_batched_tokens: Count | None = None  # tokens of one step, over all requests
     max_num_seqs: Count | None = None
     max_model_len: Count | None = None
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    cpu_kv_cache_gib: Annotated[float, Field(gt=0)] = 1.0  # only where vLLM runs on the CPU
+    gpu_memory_utilization: Share = 0.9
+    cpu_kv_cache_gib: Annotated[float, Field(gt=0)] = 1.0  # only where the engine runs on the CPU
     prefix_caching: bool = True
     enforce_eager: bool = False
     tensor_parallel_size: Count = 1
     pipeline_parallel_size: Count = 1
     data_parallel_size: Count = 1
-    extra_args: list[str] = []  # further flags of vLLM's server, as typed
     env: dict[str, str] = {}
     startup_timeout_s: Seconds = 900
 
 
-class OpenAIEngine(Strict):
-    """Any OpenAI-compatible server that already runs."""
+class VllmEngine(BatchingEngine):
+    """The real vLLM server as a child process."""
+
+    kind: Literal["vllm"]
+    distributed_executor_backend: Literal["mp", "ray", "uni", "external_launcher"] | None = None
+    extra_args: list[str] = []  # further flags of vLLM's server, as typed
+
+
+class OpenAIEngine(BatchingEngine):
+    """Any other OpenAI-compatible server: one that runs at `url` and is left running, or one that `command` starts.
+
+    The settings of BatchingEngine are what the predictor assumes of it; they reach the server only where `command`
+    names them.
+    """
 
     kind: Literal["openai"]
-    url: str  # e.g. http://127.0.0.1:8000 (without /v1)
+    url: str | None = None  # e.g. http://127.0.0.1:8000 (without /v1)
+    # argv; {port}, {model} (folder or Hub id), {name} (to serve it under), and any field of these parameters
+    command: Annotated[list[str], Field(min_length=1)] | None = None
     model: str | None = None  # the first of /v1/models unless given
     api_key_env: str | None = None  # name of the environment variable that holds the key
+
+    @model_validator(mode="after")
+    def _one_source(self) -> OpenAIEngine:
+        if bool(self.url) == bool(self.command):
+            raise ValueError("give exactly one of url (a server that runs) and command (one to start)")
+        if self.command and self.api_key_env:
+            raise ValueError("a server that command starts listens on this machine only: leave api_key_env out")
+        return self
 
 
 Engine = Annotated[NaiveEngine | VllmEngine | OpenAIEngine, Field(discriminator="kind")]
@@ -117,63 +144,6 @@ class CalibrationPoint(Strict):
     prompt_tokens: Count
     output_tokens: Count
     requests: Count = 5
-
-
-class _Sweep(Strict):
-    engines: list[str] | None = None  # all of the run's engines unless given
-    minutes_per_engine: dict[str, Annotated[float, Field(gt=0)]] = {}  # stop the sweep there after so long
-
-
-class ConcurrencySweep(_Sweep):
-    """Closed loop at exactly C requests in flight."""
-
-    kind: Literal["concurrency"]
-    prompt_tokens: Count
-    output_tokens: Count
-    concurrency: Annotated[list[Count], Field(min_length=1)]
-
-
-class PromptLengthSweep(_Sweep):
-    """One client, prompts of growing length."""
-
-    kind: Literal["prompt_length"]
-    prompt_tokens: Annotated[list[Count], Field(min_length=1)]
-    output_tokens: Count
-    concurrency: Count = 1
-
-
-class ArrivalRateSweep(_Sweep):
-    """Open loop: requests arrive at a rate, whatever the server does."""
-
-    kind: Literal["arrival_rate"]
-    prompt_tokens: Count
-    output_tokens: Count
-    rates_per_s: list[Annotated[float, Field(gt=0)]] = []
-    shares_of_capacity: list[Annotated[float, Field(gt=0)]] = []  # of the engine's predicted request rate
-    arrivals: Literal["poisson", "constant", "gamma"] = "poisson"
-    gamma_shape: Annotated[float, Field(gt=0)] = 1.0
-
-    @model_validator(mode="after")
-    def _one_source(self) -> ArrivalRateSweep:
-        if bool(self.rates_per_s) == bool(self.shares_of_capacity):
-            raise ValueError("give exactly one of rates_per_s and shares_of_capacity")
-        return self
-
-
-class PrefixCacheSweep(_Sweep):
-    """Closed loop with fresh prompts, then over the same C with one seed for all: what a warm prefix cache flatters.
-
-    An engine without prefix caching (prefix_caching: false, the naive one) is measured with fresh prompts only."""
-
-    kind: Literal["prefix_cache"]
-    prompt_tokens: Count
-    output_tokens: Count
-    concurrency: Annotated[list[Count], Field(min_length=1)]
-
-
-Sweep = Annotated[
-    ConcurrencySweep | PromptLengthSweep | ArrivalRateSweep | PrefixCacheSweep, Field(discriminator="kind")
-]
 
 
 class Slo(Strict):

@@ -32,13 +32,6 @@ FIRST = ("00_preflight", "01_prediction")
 SERVING = "02_serving"
 KERNEL = "python3"
 LAST = ("07_analysis", "08_post")
-# The notebook a sweep is told in when none is named after it
-DEFAULT_NOTEBOOK = {
-    "concurrency": "03_short_prompts",
-    "prompt_length": "05_prompt_length",
-    "arrival_rate": "06_arrival_rate",
-    "prefix_cache": "06_prefix_cache",
-}
 
 
 @dataclass(frozen=True)
@@ -72,7 +65,7 @@ class Outcome:
 def notebook_of(params: RunParams, sweep: str) -> str:
     """The notebook that tells a sweep: the one named after it, else its kind's."""
     named = sorted(NOTEBOOKS.glob(f"*_{sweep}.ipynb"))
-    return named[0].stem if named else DEFAULT_NOTEBOOK[params.sweeps[sweep].kind]
+    return named[0].stem if named else params.sweeps[sweep].notebook
 
 
 def steps(params: RunParams, params_path: str) -> list[Step]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from .hardware import Gpu
 from .model import ModelShape
-from .params import NaiveEngine, RunParams, VllmEngine
+from .params import NaiveEngine, OpenAIEngine, RunParams
 from .predict import predict_run
 
 READ_BYTES_PER_S = 1.2e9  # weights from a local disk into memory; a first download is not counted
@@ -19,7 +19,7 @@ def start_seconds(params: RunParams, engine: str, shape: ModelShape, gpu: Gpu) -
     load = shape.weight_bytes / READ_BYTES_PER_S if params.model.weights == "real" else 5.0
     if isinstance(kind, NaiveEngine):
         return 12.0 + load
-    if not isinstance(kind, VllmEngine):
+    if isinstance(kind, OpenAIEngine) and kind.url:
         return 0.0
     if gpu.is_cpu:
         return 45.0 + load

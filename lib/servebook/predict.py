@@ -20,7 +20,7 @@ from .errors import ServebookError
 from .forecast import Outcome, Scenario, Server, Times, average, capacity_per_s, server, whole_rounds
 from .hardware import Gpu
 from .model import ModelShape
-from .params import ArrivalRateSweep, Load, NaiveEngine, RunParams, VllmEngine
+from .params import ArrivalRateSweep, BatchingEngine, Load, NaiveEngine, RunParams
 from .points import PointSpec
 from .steptime import HOST_NOISE
 
@@ -144,7 +144,7 @@ def forecaster(
     """One engine of a run, calibrated on its measured points (none: from the datasheet)."""
     engine = params.engines[name]
     known = dict(facts or {})
-    if isinstance(engine, VllmEngine) and engine.enforce_eager:
+    if isinstance(engine, BatchingEngine) and engine.enforce_eager:
         known.setdefault("cuda_graphs", False)
     s = server(name, engine, shape, gpu, known)
     kind = "naive" if isinstance(engine, NaiveEngine) else "vllm"

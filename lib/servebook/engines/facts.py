@@ -1,4 +1,4 @@
-"""What a vLLM server says of itself, from its API, its metrics and its start-up log, of 0.26 to 0.33, GPU or CPU.
+"""What a server says of itself: vLLM 0.26 to 0.33 by its API, metrics and start-up log, SGLang by its own page.
 
 Every reading is optional: a line that is missing or worded differently leaves its fact None ("not reported").
 """
@@ -117,6 +117,41 @@ def from_metrics(text: str) -> dict[str, Any]:
         "kv_cache_tokens": tokens,
         "kv_cache_gib": round(memory / 2**30, 3) if memory else None,
         "prefix_caching": {"True": True, "False": False}.get(labels.get("enable_prefix_caching", "")),
+    }
+
+
+def from_sglang(told: dict[str, Any]) -> dict[str, Any]:
+    """Facts from SGLang's /get_server_info: its arguments with their defaults resolved, and its scheduler's limits.
+
+    chunked_prefill_size bounds a prefill step; unlike vLLM, SGLang decodes in steps of their own unless
+    enable_mixed_chunk is on.
+    """
+    if "max_total_num_tokens" not in told:
+        return {}
+
+    def unless(key: str) -> bool | None:
+        return None if told.get(key) is None else not told[key]
+
+    def named(key: str) -> str | None:
+        return None if told.get(key) in (None, "auto") else str(told[key])
+
+    chunk = told.get("chunked_prefill_size")
+    return {
+        "version": f"SGLang {told['version']}" if told.get("version") else None,
+        "kv_cache_tokens": told["max_total_num_tokens"],
+        "max_num_batched_tokens": chunk if isinstance(chunk, int) and chunk > 0 else told.get("max_prefill_tokens"),
+        "chunked_prefill": isinstance(chunk, int) and chunk > 0,
+        "max_num_seqs": told.get("max_running_requests"),
+        "max_model_len": told.get("context_length"),
+        "block_size": told.get("page_size"),
+        "prefix_caching": unless("disable_radix_cache"),
+        "cuda_graphs": unless("disable_cuda_graph"),
+        "async_scheduling": unless("disable_overlap_schedule"),
+        "attention_backend": named("attention_backend"),
+        "quantization": named("quantization"),
+        "kv_cache_dtype": named("kv_cache_dtype"),
+        "dtype": named("dtype"),
+        "device": named("device"),
     }
 
 

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from .. import model
 from ..errors import ServebookError
 from ..params import NaiveEngine, RunParams
-from .base import blank_facts, get_json
-from .process import Launch
+from .base import Engine, blank_facts, get_json
+from .process import Launch, launch
 from .vllm import server_environment
+
+
+def start(params: RunParams, name: str, run_dir: Path, base: Path) -> Engine:
+    engine = params.engines[name]
+    assert isinstance(engine, NaiveEngine)
+    return launch(name, prepare(params, name, engine, run_dir, base), run_dir)
+
+
+def version() -> str | None:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return f"transformers {metadata.version('transformers')}"
+    return None
+
+
+def why_not() -> str | None:
+    return None
 
 
 def prepare(params: RunParams, name: str, engine: NaiveEngine, run_dir: Path, base: Path) -> Launch:

@@ -1,16 +1,23 @@
-"""Any OpenAI-compatible server that already runs: found, asked, never ended."""
+"""Any OpenAI-compatible server: one that runs at a URL (found, asked, never ended), or one that `command` starts."""
 
 from __future__ import annotations
 
+import difflib
+import functools
 import os
+import re
 from pathlib import Path
 from typing import Any
 
+from .. import model
 from ..errors import ServebookError
-from ..params import OpenAIEngine
+from ..params import OpenAIEngine, RunParams
 from .base import Engine, blank_facts, get_json, http_get, served_models, write_record
-from .facts import from_metrics, merge
-from .process import record_of
+from .facts import from_metrics, from_sglang, merge
+from .process import Launch, launch, record_of
+from .vllm import server_environment
+
+PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 
 class Remote(Engine):
@@ -26,9 +33,56 @@ class Remote(Engine):
         return self._api_key
 
 
+def start(params: RunParams, name: str, run_dir: Path, base: Path) -> Engine:
+    engine = params.engines[name]
+    assert isinstance(engine, OpenAIEngine)
+    if engine.url:
+        return connect(name, engine, run_dir)
+    return launch(name, prepare(params, name, engine, run_dir, base), run_dir)
+
+
+def version() -> str | None:
+    return None
+
+
+def why_not() -> str | None:
+    return None
+
+
+def prepare(params: RunParams, name: str, engine: OpenAIEngine, run_dir: Path, base: Path) -> Launch:
+    """The launch of a server by its `command`. Raises ServebookError for a placeholder that means nothing."""
+    command, served_as = engine.command or [], model.model_name(params.model)
+    where = f"engines.{name}.command"
+    values = {k: v for k, v in engine.model_dump().items() if isinstance(v, int | float | str)}
+    values |= {"model": str(model.materialize(params.model, base, run_dir / "model")), "name": served_as}
+    for argument in command:
+        for key in PLACEHOLDER.findall(argument):
+            if key not in {*values, "port"}:
+                near = difflib.get_close_matches(key, [*values, "port"], n=1)
+                fix = f"Set {key} beside it" if key in OpenAIEngine.model_fields else "Known: port, model, name, fields"
+                raise ServebookError(f"{{{key}}} has no value", where, f"Did you mean {{{near[0]}}}?" if near else fix)
+    if engine.port is None and "{port}" not in " ".join(command):
+        raise ServebookError("names no {port}", where, "Pass {port} to the server, or set port beside it")
+
+    def argv(port: int) -> list[str]:
+        known = {**values, "port": port}
+        return [PLACEHOLDER.sub(lambda m: str(known[m[1]]), argument) for argument in command]
+
+    return Launch(
+        kind="openai",
+        model=engine.model or (served_as if "{name}" in " ".join(command) else ""),
+        argv=argv,
+        env={**server_environment(params.model), **engine.env},
+        timeout_s=engine.startup_timeout_s,
+        port=engine.port,
+        read_facts=functools.partial(_started_facts, command=command),
+    )
+
+
 def connect(name: str, engine: OpenAIEngine, run_dir: Path) -> Remote:
     """The engine at the given URL. Raises ServebookError where it does not answer or lacks the model asked for."""
     where = f"engines.{name}"
+    assert engine.url
     url = engine.url.rstrip("/").removesuffix("/v1")
     key = os.environ.get(engine.api_key_env) if engine.api_key_env else None
     if engine.api_key_env and not key:
@@ -53,11 +107,15 @@ def connect(name: str, engine: OpenAIEngine, run_dir: Path) -> Remote:
     return Remote(name, url, entry["id"], facts, key)
 
 
+def _started_facts(url: str, _log: Path, *, command: list[str]) -> dict[str, Any]:
+    return {**_facts(url, None, next(iter(served_models(url)), {})), "flags": command}
+
+
 def _facts(url: str, key: str | None, entry: dict[str, Any]) -> dict[str, Any]:
+    """What the server says of itself: SGLang's own page where there is one, /version, the metrics' labels."""
+    told = get_json(f"{url}/get_server_info", key=key)
+    facts = blank_facts(**from_sglang(told if isinstance(told, dict) else {}))
     version = get_json(f"{url}/version", key=key)
     metrics = (http_get(f"{url}/metrics", key=key) or b"").decode(errors="replace")
-    return blank_facts(
-        version=version.get("version") if isinstance(version, dict) else None,
-        max_model_len=entry.get("max_model_len"),
-        **{k: v for k, v in from_metrics(metrics).items() if v is not None},
-    )
+    known = {"version": version.get("version") if isinstance(version, dict) else None}
+    return merge(facts, {**known, "max_model_len": entry.get("max_model_len"), **from_metrics(metrics)})

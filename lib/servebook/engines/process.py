@@ -15,11 +15,11 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..errors import ServebookError
 from . import logs
-from .base import Engine, blank_facts, http_get, read_record, served_models, write_record
+from .base import Engine, blank_facts, healthy, read_record, served_models, write_record
 from .ports import LOOPBACK, free_port, require_free
 
 GUARD = Path(__file__).with_name("guard.py")
@@ -33,8 +33,8 @@ TOKEN = "SERVEBOOK_SERVER"  # environment variable that marks a server and all i
 class Launch:
     """How to start one server: its command line once the port is known, and how to learn its facts."""
 
-    kind: Literal["naive", "vllm"]
-    model: str
+    kind: str
+    model: str  # the name it is served under; "": the first that it lists
     argv: Callable[[int], list[str]]
     env: dict[str, str]
     timeout_s: float
@@ -81,9 +81,10 @@ class Server(Engine):
         return self._guard.poll()
 
     def ready(self) -> bool:
-        return http_get(f"{self.url}/health", timeout_s=2.0) is not None and any(
-            m["id"] == self.model for m in served_models(self.url)
-        )
+        served = [m["id"] for m in served_models(self.url)] if healthy(self.url, timeout_s=2.0) else []
+        if served and not self.model:
+            self.model = self.facts["model"] = served[0]
+        return self.model in served
 
     def note(self, facts: dict[str, Any]) -> None:
         """Add facts, with the time that the start took, and keep them beside the process's identity."""
@@ -270,7 +271,7 @@ def join(run_dir: Path, name: str) -> Engine | None:
     process = record.pop("process", None)
     if not process or not is_same(process.get("server")):
         return None
-    if http_get(f"{record['url']}/health", timeout_s=5.0) is None:
+    if not healthy(record["url"], timeout_s=5.0):
         return None
     return Joined(name, record, process, log_of(run_dir, name))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from ..params import NaiveEngine, OpenAIEngine, VllmEngine
+from ..params import BatchingEngine, Engine, OpenAIEngine
 
 WORDS = {"TOKEN", "KEY", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "CREDENTIALS", "PAT"}
 FLAGS = ("--api-key", "--hf-token")
@@ -15,17 +15,18 @@ def is_secret(variable: str) -> bool:
     return bool(WORDS & set(variable.upper().split("_")))
 
 
-def in_params(engine: NaiveEngine | VllmEngine | OpenAIEngine) -> tuple[str, str] | None:
+def in_params(engine: Engine) -> tuple[str, str] | None:
     """(the key with what is wrong, the fix) of a secret in an engine's parameters, None where there is none."""
-    if isinstance(engine, OpenAIEngine):
+    if isinstance(engine, OpenAIEngine) and engine.url:
         parts = urlsplit(engine.url)
         if parts.username or parts.password or parts.query:
             return "url holds more than an address", "Give a key by its environment variable's name, in api_key_env"
-    if isinstance(engine, VllmEngine):
+    if isinstance(engine, BatchingEngine):
         for name in engine.env:
             if is_secret(name):
                 return f"env sets {name}, which would be stored with the run", "Export it in the shell instead"
-        for argument in engine.extra_args:
+    for key in ("extra_args", "command"):
+        for argument in getattr(engine, key, None) or []:
             if argument.split("=")[0] in FLAGS:
-                return f"extra_args has {argument.split('=')[0]}, which would be stored with the run", "Leave it out"
+                return f"{key} has {argument.split('=')[0]}, which would be stored with the run", "Leave it out"
     return None

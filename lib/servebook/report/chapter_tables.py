@@ -284,7 +284,7 @@ def score_summary(scores: pd.DataFrame) -> Html:
 
 def engine_gap(points: pd.DataFrame, params: Any) -> Html:
     """The gap to the first naive engine at each concurrency, split into factors."""
-    baseline = next((n for n, e in params.engines.items() if e.kind == "naive"), None)
+    baseline = next((n for n, e in params.engines.items() if not e.batches), None)
     parts = []
     for other in params.engines:
         if baseline is None or other == baseline:
