@@ -81,3 +81,55 @@ def test_the_floor_of_a_point_is_its_roofline(book):
     flops, bytes_per_s = book.gpu.flops_per_s(book.shape.compute_dtype), book.gpu.bytes_per_s
     assert floors["ttft_floor_s"] >= book.shape.prefill_flops(1024) / flops
     assert floors["tpot_floor_s"] >= book.shape.decode_weight_bytes / bytes_per_s
+
+
+def test_points_that_the_parameters_dropped_are_left_out_until_they_are_back(tmp_path, monkeypatch):
+    monkeypatch.setenv("SERVEBOOK_OUTPUTS", str(tmp_path))
+    text = (ROOT / "params/demo.yaml").read_text()
+
+    def opened(old="", new=""):
+        assert old in text
+        (tmp_path / "demo.yaml").write_text(text.replace(old, new))
+        return Book.open(tmp_path / "demo.yaml", create=True)
+
+    def points(book):
+        return sorted((p["sweep"], p["engine"], p["point"]) for p in book.stored_points())
+
+    book = opened()
+    book.predict()
+    rate = book.specs("vllm", "arrival_rate")[0].point
+    there = [
+        ("arrival_rate", "vllm", rate),
+        ("prompt_length", "vllm", "p01024"),
+        ("prompt_length", "vllm", "p00064"),
+        ("short_prompts", "hf", "c0001"),
+        ("short_prompts", "vllm", "c0008"),
+    ]
+    for at in there:
+        measured(book, *at, "2026-01-01T10:05:00+00:00")
+    stops = book.dir / "stops/prompt_length.vllm.p01024.json"
+    stops.parent.mkdir()
+    stops.write_text(
+        json.dumps({"sweep": "prompt_length", "engine": "vllm", "points": ["p01024"], "fault": True, "why": "x"})
+    )
+    assert book.left_out() is None and len(book.stopped()) == 1
+    book = opened("prompt_tokens: [64, 256, 512, 1024]", "prompt_tokens: [64]")
+    assert points(book) == sorted(set(there) - {there[1]}) and book.stopped() == []
+    assert book.left_out() == "1 stored point is not in these parameters and left out"
+    predicted = [p for e in book.predictions()["frozen"] for p in e["points"] if p["sweep"] == "prompt_length"]
+    assert {p["point"] for p in predicted} == {"p00064"} and len(book._ink()["frozen"][0]["points"]) > len(predicted)
+    assert [f.name for f in (book.dir / "requests/prompt_length/vllm").iterdir() if f.name.endswith(".json")] == [
+        "p00064.json"
+    ], "nothing else that reads the folder sees it either"
+    book = opened()
+    assert points(book) == sorted(there) and book.left_out() is None and len(book.stopped()) == 1
+    (book.dir / "predictions.json").unlink()  # shares of a capacity that nobody knows: what is stored stays
+    book.ledger.sort()
+    assert points(book) == sorted(there)
+
+
+def test_a_parameter_that_a_later_version_adds_makes_no_point_another(book):
+    (spec, *_) = book.specs("vllm", "short_prompts")
+    made = book.ledger.made_with(spec)
+    assert "max_num_seqs" not in made["engine"] or made["engine"]["max_num_seqs"] is not None
+    assert None not in [v for part in made.values() if isinstance(part, dict) for v in part.values()]

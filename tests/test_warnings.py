@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from servebook import cli, engines, params, pipeline, preflight
 from servebook.book import Book
+from servebook.sessions import Sessions
 
 TEXT = """
 run: r
@@ -68,7 +69,8 @@ def test_check_says_it_on_stderr_and_succeeds(tmp_path: Path, capsys: pytest.Cap
 def test_gpu_memory_that_is_not_back_is_a_warning_of_the_outcome(tmp_path: Path) -> None:
     outcome = pipeline.Outcome()
     for left in (0.1, 6.0):
-        bench = pipeline._Bench(SimpleNamespace(), SimpleNamespace(), outcome)  # type: ignore[arg-type]
+        book = SimpleNamespace(sessions=Sessions("r", tmp_path))
+        bench = pipeline._Bench(book, SimpleNamespace(), outcome)  # type: ignore[arg-type]
         bench._engine = SimpleNamespace(name="vllm", facts={"gpu_gib_left": left}, stop=lambda: None)
         bench.clear()
     assert outcome.warnings == ["vllm has ended, but 6.0 GiB of GPU memory are not back"] and not outcome.faults

@@ -9,13 +9,18 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import files, measuring, params, points, predict, provenance, roofline
 from .errors import ServebookError
 from .points import PointSpec
 from .sessions import ROOT, STARTING
 from .stored import StoredRun
+
+if TYPE_CHECKING:
+    from .preflight import Check
+
+STORED = "SERVEBOOK_STORED"  # a stored run's folder: whatever is opened is that run, told again (see retell)
 
 
 def find_params(path: str | Path) -> Path:
@@ -32,9 +37,15 @@ def outputs_folder() -> Path:
 class Book(StoredRun):
     """A run that can be worked on: opened from its parameters, predicted, served, measured."""
 
+    PREFLIGHT = "preflight.json"  # in the run's folder: the checks of the machine that measured
+
     @classmethod
     def open(cls, params_path: str | Path, *, create: bool = False) -> Book:
         """The run of a parameter file. With create, its folder is made and the resolved parameters written into it."""
+        if stored := os.environ.get(STORED):
+            from .retell import ToldAgain
+
+            return ToldAgain.at(Path(stored))
         path_as_typed, path = params_path, find_params(params_path)
         run_params = params.load(path)
         book = cls(run_params, outputs_folder() / run_params.run, path.resolve().parent)
@@ -89,12 +100,23 @@ class Book(StoredRun):
             stored = self.dir / "params.yaml"
             if not stored.exists() or stored.read_text() != resolved:
                 files.write_text(stored, resolved)
+                self.ledger.sort()
         except OSError as error:
             raise ServebookError(
                 f"cannot write the run's folder ({error.strerror})",
                 str(self.dir),
                 "Free space or permissions there, or set SERVEBOOK_OUTPUTS to another folder",
             ) from error
+
+    # --- before anything --------------------------------------------------------------------------------------------
+
+    def preflight(self) -> list[Check]:
+        """Whether this machine is fit to run it; kept with the run."""
+        from . import preflight
+
+        checks = preflight.run(self.params, self.base, self.dir)
+        files.write_json(self.dir / self.PREFLIGHT, [files.plain(c) for c in checks])
+        return checks
 
     # --- predictions --------------------------------------------------------------------------------------------
 
@@ -115,10 +137,8 @@ class Book(StoredRun):
         # a point whose parameters or server changed is measured again, and predicted anew before
         kept = {
             (s.sweep, s.engine, s.point)
-            for name in of or self.params.engines
-            for sweep in (points.CALIBRATION, *self.params.sweeps)
-            for s in self.specs(name, sweep)
-            if self.ledger.kept(s)
+            for s in self.all_specs()
+            if (of is None or s.engine in of) and self.ledger.kept(s)
         }
         return predict.freeze(self.dir, stage, prediction, kept)
 
@@ -128,8 +148,8 @@ class Book(StoredRun):
         """The engines a notebook works on: the one asked for, else all that take part in the sweep."""
         if only and only not in self.params.engines:
             raise ServebookError(f"no engine {only!r}", "ENGINE", f"This run has {', '.join(self.params.engines)}")
-        taking_part = self.params.sweeps[sweep].engines if sweep else None
-        return [n for n in self.params.engines if (not only or n == only) and (taking_part is None or n in taking_part)]
+        asked = [only] if only else list(self.params.engines)
+        return [n for n in asked if sweep is None or self.takes_part(n, sweep)]
 
     @contextlib.contextmanager
     def engine(self, name: str) -> Iterator[Any]:
@@ -190,4 +210,5 @@ class Book(StoredRun):
         """Open a session of the pipeline and forget the engine failures of the last one."""
         for stale in (self.dir / "engines").glob("*.failed.json"):
             stale.unlink()
+        self.ledger.sort()
         self.sessions.begin(command)

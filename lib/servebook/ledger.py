@@ -1,13 +1,15 @@
 """What of a run is done: which points still hold, why one is measured again, which are missing and why.
 
 A point is kept as long as what it was made with (see `made_with`) stays the same. Points that a fault or a time limit
-cost are files under stops/, one each, until they are measured after all.
+cost are files under stops/, one each, until they are measured after all. Points that the parameters have no more lie
+under names that nothing reads, until they have them again.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,9 @@ from .points import PointSpec
 
 if TYPE_CHECKING:
     from .stored import StoredRun
+
+
+LEFT_OUT = ".left_out"  # behind a point's file name: these parameters do not have it
 
 
 class Ledger:
@@ -27,14 +32,18 @@ class Ledger:
     # --- what a point was made with -----------------------------------------------------------------------------
 
     def made_with(self, spec: PointSpec) -> dict[str, Any]:
-        """What a point's figures depend on: the point, model, engine, load, and the server's version."""
+        """What a point's figures depend on: the point, model, engine, load, and the server's version.
+
+        What is None, and a spec's defaults, are left out: what a later version adds changes nothing until it is given.
+        """
         run = self._run
-        engine = run.params.engines[spec.engine]
+        how: dict[str, Any] = {"mode": "json", "exclude_none": True}
+        beside = {"port", "startup_timeout_s", "restart_after_failure"}
         return {
-            "spec": files.plain(spec),
-            "model": run.params.model.model_dump(mode="json"),
-            "engine": engine.model_dump(mode="json", exclude={"port", "startup_timeout_s"}),
-            "load": run.params.load.model_dump(mode="json"),
+            "spec": {f.name: v for f in fields(spec) if (v := getattr(spec, f.name)) != f.default},
+            "model": run.params.model.model_dump(**how),
+            "engine": run.params.engines[spec.engine].model_dump(**how, exclude=beside),
+            "load": run.params.load.model_dump(**how),
             "version": run.facts(spec.engine).get("version"),
             "gpu": run.gpu.name,
         }
@@ -67,6 +76,33 @@ class Ledger:
                 return True
         facts, installed = self._run.facts(engine), engines.installed_version(self._run.params, engine)
         return not facts or (installed is not None and facts.get("version") not in (None, installed))
+
+    # --- points of other parameters -----------------------------------------------------------------------------
+
+    def sort(self) -> None:
+        """Put points that these parameters do not have where nothing reads them, and take back those they have again.
+
+        A sweep of shares of a capacity that is not predicted yet has no points so far: what is stored of it stays.
+        """
+        run = self._run
+        has = {self._point_file(s) for s in run.all_specs()}
+        for path in self._dir.glob("requests/*/*/*.json"):
+            sweep, engine = path.parent.parent.name, path.parent.name
+            named = sweep in run.params.sweeps and engine in run.params.engines and run.takes_part(engine, sweep)
+            unknown = named and not run.specs(engine, sweep)
+            if path not in has and not unknown:
+                path.replace(path.with_name(path.name + LEFT_OUT))
+        for path in has:
+            aside = path.with_name(path.name + LEFT_OUT)
+            if aside.exists() and not path.exists():
+                aside.replace(path)
+
+    def left_out(self) -> str | None:
+        """How many stored points these parameters do not have, as a sentence; None where there are none."""
+        count = len(list(self._dir.glob(f"requests/*/*/*.json{LEFT_OUT}")))
+        if not count:
+            return None
+        return f"{count} stored point{'s are' if count > 1 else ' is'} not in these parameters and left out"
 
     # --- one point's way ----------------------------------------------------------------------------------------
 
@@ -118,8 +154,9 @@ class Ledger:
     def stopped(self) -> list[dict[str, Any]]:
         """Points that are missing: sweep, engine, points, why; `fault` where the engine failed, with its last `log`."""
         found = [json.loads(f.read_text()) for f in sorted((self._dir / "stops").glob("*.json"))]
-        now = {*self._run.params.sweeps, points.CALIBRATION}
-        return [s for s in found if s["sweep"] in now and s["engine"] in self._run.params.engines]
+        now, engines = {*self._run.params.sweeps, points.CALIBRATION}, self._run.params.engines
+        asked = [s for s in found if s["sweep"] in now and s["engine"] in engines]
+        return [s for s in asked if {p.point for p in self._run.specs(s["engine"], s["sweep"])} & set(s["points"])]
 
     def faults(self, engine: str, sweep: str | None) -> list[str]:
         """Points of a sweep (None: the calibration) that the engine's failing has cost, one line each."""

@@ -112,6 +112,7 @@ def run(params_path: str, *, only: str | None = None, command: list[str] | None 
     outcome = Outcome(warnings=preflight.warnings(book.params, book.base))
     with _single_run(book.dir), _orderly_signals():
         book.begin_session(command)
+        outcome.warnings += filter(None, [book.left_out()])
         progress = Progress(book, len(plan))
         try:
             _execute(book, plan, progress, outcome)

@@ -15,6 +15,7 @@ from . import (  # fmt: skip
     ink,
     model,
     params,
+    peers,
     points,
     results,
     roofline,
@@ -75,12 +76,29 @@ class StoredRun:
         """The points of a sweep for an engine; shares of capacity become the rates that were frozen."""
         if sweep == points.CALIBRATION:
             return points.calibration_points(self.params, engine)
-        entry = self.frozen(f"calibrated:{engine}") or self.frozen("datasheet") or {}
+        if known := points.sweep_points(self.params, sweep, engine):
+            return known
+        frozen = self._ink()["frozen"]
+        entry = ink.of_stage(frozen, f"calibrated:{engine}") or ink.of_stage(frozen, "datasheet") or {}
         capacity = (entry.get("capacity_per_s") or {}).get(f"{sweep}/{engine}")
         return points.sweep_points(self.params, sweep, engine, capacity)
 
+    def all_specs(self) -> list[PointSpec]:
+        """Every point of the run that is known so far."""
+        sweeps = (points.CALIBRATION, *self.params.sweeps)
+        return [spec for engine in self.params.engines for sweep in sweeps for spec in self.specs(engine, sweep)]
+
+    def takes_part(self, engine: str, sweep: str) -> bool:
+        """Whether a sweep is run on an engine."""
+        named = self.params.sweeps[sweep].engines
+        return named is None or engine in named
+
     def sweep_names(self, kind: str) -> list[str]:
         return [name for name, s in self.params.sweeps.items() if s.kind == kind]
+
+    def left_out(self) -> str | None:
+        """Stored points that these parameters do not have, as a sentence; None where there are none."""
+        return self.ledger.left_out()
 
     def stopped(self) -> list[dict[str, Any]]:
         """Points that are missing, each with the reason (see Ledger.stopped)."""
@@ -118,9 +136,15 @@ class StoredRun:
             return pd.DataFrame()
         return results.series_frame(self.dir, sweep, engine, max(own, key=lambda p: p["concurrency"] or 0)["point"])
 
-    def predictions(self) -> dict[str, Any]:
+    def _ink(self) -> dict[str, Any]:
         """The content of predictions.json."""
         return files.read_json(self.dir / "predictions.json") or {"frozen": []}
+
+    def predictions(self) -> dict[str, Any]:
+        """The content of predictions.json, of it the points that these parameters have."""
+        stored, has = self._ink(), {(s.sweep, s.engine, s.point) for s in self.all_specs()}
+        frozen = [{**e, "points": [p for p in e["points"] if ink.key(p) in has]} for e in stored["frozen"]]
+        return {**stored, "frozen": frozen}
 
     def author_points(self) -> list[dict[str, Any]]:
         """The posts' closed forms for this run: at the datasheet's rates, or each engine's at its first C = 1 point."""
@@ -144,15 +168,17 @@ class StoredRun:
         """Predictions of every stage against the points that were held out of calibration, the posts' way beside."""
         from . import score
 
-        taught = {(p.prompt_tokens, p.output_tokens) for p in self.params.calibration}
         stages = [*self.predictions()["frozen"], {"stage": closed_forms.STAGE, "points": self.author_points()}]
-        scored = score.score(self.points(), stages)
-        held_out = [
-            row.sweep != points.CALIBRATION
-            and not (row.concurrency == 1 and (row.prompt_tokens, row.output_tokens) in taught)
-            for row in scored.itertuples()
-        ]
-        return scored[held_out].reset_index(drop=True)
+        return score.held_out(score.score(self.points(), stages), self.taught)
+
+    def beside_peers(self) -> pd.DataFrame:
+        """Other predictors' errors beside ours on the same points (see peers); empty where the run has no peers.csv."""
+        return peers.beside(self.points(), self.predictions()["frozen"], peers.read(self.dir), self.taught)
+
+    @property
+    def taught(self) -> set[tuple[int, int]]:
+        """(prompt tokens, output tokens) of the C = 1 points that the predictor may learn from."""
+        return {(p.prompt_tokens, p.output_tokens) for p in self.params.calibration}
 
     def engine_kinds(self) -> dict[str, str]:
         return {name: engine.kind for name, engine in self.params.engines.items()}
@@ -203,6 +229,6 @@ class StoredRun:
             p["wall_s"]
             for engine in self.params.engines
             for p in self.frozen_points(engine)
-            if p.get("wall_s") and not (self.dir / "requests" / p["sweep"] / engine / f"{p['point']}.json").exists()
+            if p.get("wall_s") and not results.point_path(self.dir, p["sweep"], engine, p["point"]).exists()
         ]
         return sum(left) if left else None
