@@ -162,7 +162,7 @@ def waterfalls(points: Any, predicted: Iterable[Mapping[str, Any]], engine: str)
                     "id": f"waterfall-{sweep}",
                 }
                 drawn.append(tpot | shared)
-                first = _first_token((p.get("breakdown") or {}).get("ttft_s") or {})
+                first = first_token_parts((p.get("breakdown") or {}).get("ttft_s") or {})
                 if first and row.get("ttft_mean_s"):
                     ttft = {"parts": first, "measured": row["ttft_mean_s"], "what": f"TTFT {at}"}
                     drawn.append(ttft | {"id": f"waterfall-ttft-{sweep}"} | shared)
@@ -170,7 +170,7 @@ def waterfalls(points: Any, predicted: Iterable[Mapping[str, Any]], engine: str)
     return drawn
 
 
-def _first_token(parts: Mapping[str, float]) -> list[tuple[str, float]]:
+def first_token_parts(parts: Mapping[str, float]) -> list[tuple[str, float]]:
     """TTFT by cause: the prompt's own prefill, then the rest by size; what is below 0.5 % in sum as one."""
     from .explain import LABELS
 

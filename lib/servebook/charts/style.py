@@ -149,6 +149,12 @@ def chart(draw: Callable[..., Figure]) -> Callable[..., Figure]:
     return build
 
 
+def at_width(build: Callable[..., Figure], *args: Any, narrow: bool, **kwargs: Any) -> Figure:
+    """A chart at one width alone: half the time, for a screen that redraws while it is turned."""
+    with theme():
+        return _settled(build.__wrapped__(Canvas(narrow=narrow), *args, **kwargs))  # type: ignore[attr-defined]
+
+
 def _settled(figure: Figure) -> Figure:
     # laying out takes most of a figure's time and moves the axes a little further each time: it is done once
     engine = figure.get_layout_engine()
