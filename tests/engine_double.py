@@ -16,6 +16,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         known = {"/health": "", "/v1/models": {"data": [{"id": self.server.model, "max_model_len": 4096}]}}
         known["/version"] = {"version": "9.9"}
+        if self.server.no_health:
+            del known["/health"]
         if self.headers.get("Authorization") != self.server.authorization or self.path not in known:
             self.send_error(401 if self.path in known else 404)
             return
@@ -33,6 +35,7 @@ def main() -> None:
     parser.add_argument("--model", default="m")
     parser.add_argument("--mode", default="serve")
     parser.add_argument("--key")
+    parser.add_argument("--no-health", action="store_true")
     options = parser.parse_args()
     if options.mode == "die":
         raise RuntimeError("the model does not fit")
@@ -44,6 +47,7 @@ def main() -> None:
     if options.mode == "child":
         print(subprocess.Popen([sys.executable, "-c", STUBBORN_CHILD]).pid, flush=True)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", options.port), Handler)
+    server.no_health = options.no_health
     server.model, server.authorization = options.model, f"Bearer {options.key}" if options.key else None
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     server.serve_forever()

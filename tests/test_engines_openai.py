@@ -9,14 +9,16 @@ import time
 from pathlib import Path
 
 import pytest
-from servebook import engines, params
-from servebook.engines import process
+import yaml
+from servebook import engines, hardware, model, params, plan, predict
+from servebook.book import Book
+from servebook.engines import facts, process
 from servebook.engines.ports import free_port
 from servebook.errors import ServebookError
-from test_engines_process import DOUBLE, double
+from test_engines_process import DOUBLE, double, gone
 
 
-def run_params(**engine: str) -> params.RunParams:
+def run_params(**engine: object) -> params.RunParams:
     return params.RunParams.model_validate(
         {
             "run": "t", "title": "t", "hardware": {"gpu": "detect"},
@@ -70,3 +72,91 @@ def test_key_from_the_environment_is_sent_and_not_written(tmp_path: Path, monkey
     finally:
         server.kill()
         server.wait()
+
+
+COMMAND = [sys.executable, DOUBLE, "--port", "{port}", "--model", "{name}"]
+
+
+def test_started_by_its_command_joined_and_ended(tmp_path: Path) -> None:
+    run = run_params(command=COMMAND, env={"MARK": "1"})
+    with engines.ensure(run, "far", tmp_path, tmp_path) as far:
+        assert far.owned and far.model == "tiny-qwen2" and far.kind == "openai" and far.alive()
+        assert far.facts["version"] == "9.9" and far.facts["max_model_len"] == 4096 and far.facts["flags"] == COMMAND
+        assert far.facts["kv_cache_tokens"] is None and far.facts["startup_s"] > 0
+        with engines.ensure(run, "far", tmp_path, tmp_path) as again:
+            assert not again.owned and again.url == far.url
+        assert far.alive()
+    assert gone(far.pid or 0) and (tmp_path / "engines/far.log").exists()
+
+
+def test_a_server_may_name_its_model_itself_and_have_no_health_page(tmp_path: Path) -> None:
+    run = run_params(command=[*COMMAND[:-1], "its-own", "--no-health"])
+    with engines.ensure(run, "far", tmp_path, tmp_path) as far:
+        assert far.model == far.facts["model"] == "its-own"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["serve", "--port", "{prot}"], r"engines.far.command: {prot} has no value. Did you mean {port}"),
+        (["serve", "{port}", "{max_num_seqs}"], r"{max_num_seqs} has no value. Set max_num_seqs beside it"),
+        (["serve"], r"engines.far.command: names no {port}. Pass {port}"),
+        (["no-such-program-4711", "{port}"], r"engines.far: ended at start .*cannot start no-such-program-4711"),
+    ],
+)
+def test_a_command_that_cannot_be_meant(tmp_path: Path, command: list[str], said: str) -> None:
+    with pytest.raises(ServebookError, match=said):
+        engines.start(run_params(command=command), "far", tmp_path, base=tmp_path)
+
+
+def test_url_or_command_and_no_key_in_either(tmp_path: Path) -> None:
+    for both in ({}, {"url": "http://127.0.0.1:9", "command": COMMAND}, {"command": COMMAND, "api_key_env": "K"}):
+        with pytest.raises(ValueError, match=r"exactly one of url|leave api_key_env out"):
+            run_params(**both)
+    text = yaml.safe_dump(run_params(command=["serve", "{port}", "--api-key=planted"]).model_dump(mode="json"))
+    (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(ServebookError, match=r"engines.far.command has --api-key, which would be stored"):
+        Book.open(tmp_path / "x.yaml")
+
+
+def test_predicted_with_the_given_settings_and_the_assumption_told() -> None:
+    data = run_params(command=COMMAND, max_num_batched_tokens=1024, max_num_seqs=2, prefix_caching=False).model_dump()
+    data["hardware"] = {"figures": {"name": "x", "tensor_tflops": 100, "memory_bandwidth_gb_per_s": 500,
+                                    "memory_gib": 40}}  # fmt: skip
+    data["sweeps"] = {
+        "s": {"kind": "concurrency", "prompt_tokens": 256, "output_tokens": 64, "concurrency": [1, 8]},
+        "p": {"kind": "prefix_cache", "prompt_tokens": 256, "output_tokens": 64, "concurrency": [2]},
+    }
+    run = params.RunParams.model_validate(data)
+    shape, gpu = model.load_shape(run.model, Path()), hardware.resolve(run.hardware)
+    said = predict.predict_run(run, shape, gpu, n_samples=2)
+    limits = said["servers"]["far"]
+    assert (limits["max_num_batched_tokens"], limits["max_num_seqs"]) == (1024, 2)
+    assert [p["point"] for p in said["points"]] == ["c0001", "c0008", "fresh-c0002"]
+    assert said["points"][1]["running_mean"] < 4 and "assumed to schedule" in said["points"][0]["note"]
+    started = {r["engine"]: r["wall_s"] for r in plan.plan(run, shape, gpu)["rows"] if r["point"] == "start"}
+    assert started["far"] > 10  # a start takes time; a server that runs already takes none
+    run = params.RunParams.model_validate(data | {"engines": {"far": {"kind": "openai", "url": "http://127.0.0.1:9"}}})
+    assert plan.start_seconds(run, "far", shape, gpu) == 0
+
+
+# of a real /get_server_info of SGLang on one GPU, shortened to what is read and some of what is not
+SGLANG = json.loads("""
+{"model_path": "qwen/qwen2.5-0.5b-instruct", "context_length": null, "dtype": "auto", "quantization": null,
+ "kv_cache_dtype": "auto", "mem_fraction_static": 0.836, "max_running_requests": 128, "chunked_prefill_size": 8192,
+ "max_prefill_tokens": 16384, "page_size": 1, "device": "cuda", "tp_size": 1, "attention_backend": "fa3",
+ "disable_radix_cache": false, "cuda_graph_bs": [1, 2, 4], "disable_cuda_graph": true,
+ "disable_overlap_schedule": false, "enable_mixed_chunk": false, "status": "ready", "max_total_num_tokens": 20480, "max_req_input_len": 20474,
+ "internal_states": [{"max_total_tokens": 20480}], "version": "0.5.9"}
+""")
+
+
+def test_sglang_says_what_it_schedules_by() -> None:
+    said = facts.from_sglang(SGLANG)
+    assert {k: v for k, v in said.items() if v is not None} == {
+        "version": "SGLang 0.5.9", "kv_cache_tokens": 20480, "max_num_batched_tokens": 8192, "chunked_prefill": True,
+        "max_num_seqs": 128, "block_size": 1, "prefix_caching": True, "cuda_graphs": False, "async_scheduling": True,
+        "attention_backend": "fa3", "device": "cuda",
+    }  # fmt: skip
+    assert facts.from_sglang({**SGLANG, "chunked_prefill_size": -1})["max_num_batched_tokens"] == 16384
+    assert facts.from_sglang({}) == {} and set(said) <= set(engines.base.FACT_KEYS)

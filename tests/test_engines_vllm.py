@@ -65,6 +65,23 @@ def test_all_that_is_set_is_passed(tmp_path: Path, on_gpu: None) -> None:
         assert part in text
 
 
+@pytest.mark.parametrize("executor", ["mp", "ray"])
+def test_several_gpus_and_the_executor_that_spreads_them(tmp_path: Path, on_gpu: None, executor: str) -> None:
+    sizes = {"tensor_parallel_size": 4, "pipeline_parallel_size": 2, "data_parallel_size": 2}
+    text = " ".join(command({**sizes, "distributed_executor_backend": executor}, tmp_path))
+    for part in ("tensor-parallel-size 4", "pipeline-parallel-size 2", "data-parallel-size 2",
+                 f"distributed-executor-backend {executor}"):  # fmt: skip
+        assert f"--{part}" in text
+    assert "--distributed-executor-backend" not in command(sizes, tmp_path)  # vLLM's own choice
+
+
+def test_what_is_not_given_is_not_stored() -> None:
+    stored = params.VllmEngine(kind="vllm").model_dump(mode="json")
+    assert "distributed_executor_backend" not in stored  # a point measured before the key existed stays valid
+    given = params.VllmEngine(kind="vllm", distributed_executor_backend="mp").model_dump(mode="json")
+    assert given["distributed_executor_backend"] == "mp"
+
+
 def test_quantization_that_vllm_cannot_do(tmp_path: Path, on_gpu: None) -> None:
     with pytest.raises(ServebookError, match="does not quantize to int4"):
         command({}, tmp_path, {**MODEL, "quantization": "int4"})

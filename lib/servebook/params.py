@@ -108,7 +108,10 @@ class VllmEngine(BatchingEngine):
     """The real vLLM server as a child process."""
 
     kind: Literal["vllm"]
-    distributed_executor_backend: Literal["mp", "ray", "uni", "external_launcher"] | None = None
+    # left out of what a run stores unless given: points measured before it existed stay valid
+    distributed_executor_backend: Annotated[
+        Literal["mp", "ray", "uni"] | None, Field(exclude_if=lambda value: value is None)
+    ] = None
     extra_args: list[str] = []  # further flags of vLLM's server, as typed
 
 
