@@ -79,6 +79,7 @@ class NaiveEngine(Strict):
     port: Count | None = None  # a free one is chosen unless given
     device: Literal["auto", "cpu", "cuda"] = "auto"
     startup_timeout_s: Seconds = 900
+    restart_after_failure: bool = True  # once, for the next point; false: what is left of the session is left out
 
 
 class BatchingEngine(Strict):
@@ -102,6 +103,7 @@ class BatchingEngine(Strict):
     data_parallel_size: Count = 1
     env: dict[str, str] = {}
     startup_timeout_s: Seconds = 900
+    restart_after_failure: bool = True  # once, for the next point; false: what is left of the session is left out
 
 
 class VllmEngine(BatchingEngine):
