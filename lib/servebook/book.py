@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,12 @@ def outputs_folder() -> Path:
 
 
 class Book(StoredRun):
-    """A run that can be worked on: opened from its parameters, predicted, served, measured."""
+    """A run that can be worked on: opened from its parameters, predicted, served, measured.
+
+    listener: takes the lines of progress instead of the cell's output (see lab.live).
+    """
+
+    listener: Callable[[str, bool], None] | None = None
 
     PREFLIGHT = "preflight.json"  # in the run's folder: the checks of the machine that measured
 
@@ -203,7 +208,9 @@ class Book(StoredRun):
     def tell(self, text: str, aloud: bool) -> None:
         """Say what is being done: to whoever watches the run, and in the notebook if aloud."""
         self.sessions.set_status(text)
-        if aloud:
+        if self.listener:
+            self.listener(text, aloud)
+        elif aloud:
             print(text, flush=True)
 
     def begin_session(self, command: list[str] | None) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import results
 from .errors import ServebookError
+from .lab import live
 from .points import PointSpec
 from .sessions import LOST, MEASURING
 
@@ -25,7 +26,7 @@ def measure(book: Book, sweep: str, engine: str, *, progress: bool = True) -> No
     """Measure what is missing of one sweep on one engine; starts the engine only if something is."""
     todo = book.ledger.todo(book.specs(engine, sweep))
     if todo:
-        with contextlib.ExitStack() as running:
+        with live.watching(book, todo), contextlib.ExitStack() as running:
             _Measuring(book, engine, running, progress).run(todo)
 
 
