@@ -3,14 +3,15 @@
     python benchmarks/soak.py [--requests 200000] [--concurrency 128]
 
 The mock server is a process of its own; the client is `measure_point_sync` in this one, as a run has it, with rows
-appended to a file. Prints this process's memory at every tenth, its growth after the first tenth, and Little's error.
-Bars: growth < 5 %, Little's law within 2 %, no failure.
+appended to a file. Prints this process's memory at every tenth, its growth after the first tenth, the most it had in
+between or while it made the figures, and Little's error. Bars: growth < 5 %, Little's law within 2 %, no failure.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from pathlib import Path
 import psutil
 from servebook import results
 from servebook.load import PointSpec, measure_point_sync
-from servebook.load.loops import Rule
+from servebook.load.window import Rule
 from servebook.params import Load, Slo
 
 ROOT = Path(__file__).parents[1]
@@ -69,10 +70,11 @@ def main() -> int:
         over.set()
         server.kill()
         server.wait()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     growth = memory[-1] / memory[0] - 1 if len(memory) > 1 else float("nan")
     print(
         f"{point['requests']} requests, {point['failures']} failures, {point['seconds']:.0f} s, "
-        f"{point['request_rate_per_s']:.0f} requests/s; memory {growth:+.1%} after the first tenth; "
+        f"{point['request_rate_per_s']:.0f} requests/s; memory {growth:+.1%} after the first tenth, most {peak:.1f} MiB; "
         f"Little's law {point['little_error']:+.2%}"
     )
     return 0 if growth < 0.05 and abs(point["little_error"]) < 0.02 and not point["failures"] else 1

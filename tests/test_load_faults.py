@@ -12,7 +12,7 @@ import pytest
 from mock_server import Behaviour, serving
 from servebook.errors import ServebookError
 from servebook.load import PointSpec, measure_point_sync
-from servebook.load.loops import Rule
+from servebook.load.window import Rule
 from servebook.params import Load, Slo
 
 TOKENS = 16

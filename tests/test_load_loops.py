@@ -17,9 +17,9 @@ from servebook import results
 from servebook.errors import ServebookError
 from servebook.load import PointSpec, measure_point, measure_point_sync, measure_ramp_sync
 from servebook.load.arrivals import schedule
-from servebook.load.loops import Rule
 from servebook.load.point import rule_of
 from servebook.load.prompts import Bodies, Prompts
+from servebook.load.window import Rule
 from servebook.params import Load, Slo
 
 TOKENS = 16

@@ -9,7 +9,7 @@ import pytest
 from mock_server import Behaviour, serving
 from servebook import analysis, charts, params, points, results
 from servebook.load import measure_point_sync
-from servebook.load.loops import Rule
+from servebook.load.window import Rule
 from servebook.params import Load, Slo
 from servebook.report import cache_table
 

@@ -18,6 +18,21 @@ def test_percentile_is_linear_between_order_statistics() -> None:
     assert stats.percentile([10.0], 99) == 10
 
 
+def test_a_histograms_percentiles_are_within_a_bin_and_exact_where_values_repeat() -> None:
+    rng = np.random.default_rng(1)
+    for values in (rng.lognormal(-4, 1.5, 30_000), rng.uniform(0.0098, 0.0102, 1000), np.array([3.0]), np.ones(9) / 3):
+        histogram = stats.Histogram()
+        for part in np.array_split(values, 7):
+            histogram.add(part)
+        for p in (0, 1, 50, 90, 99, 99.9, 100):
+            assert histogram.percentile(p) == pytest.approx(np.percentile(values, p), rel=1 / 4096)
+    assert histogram.percentile(50) == pytest.approx(1 / 3, rel=1e-12)
+    assert stats.Histogram().percentile(50) is None
+    extreme = stats.Histogram()
+    extreme.add(np.array([0.0, 1e-9, 1e9]))
+    assert extreme.percentile(100) == 1e9 and extreme.percentile(0) < 1e-8
+
+
 def test_t95_matches_the_tables() -> None:
     assert stats.t95(1) == 12.706 and stats.t95(30) == 2.042
     assert stats.t95(60) == pytest.approx(2.000, abs=0.003) and stats.t95(10_000) == pytest.approx(1.960, abs=1e-3)

@@ -15,9 +15,9 @@ from . import files, results
 from .errors import ServebookError
 from .load import lengths
 from .load.client import Client
-from .load.loops import Rule
 from .load.point import measure_ramp_sync
 from .load.selfcheck import self_check
+from .load.window import Rule
 from .params import Load, Slo
 from .points import PointSpec
 

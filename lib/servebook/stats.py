@@ -49,6 +49,36 @@ def percentile(values: Values, p: float) -> float | None:
     return float(np.percentile(np.asarray(values, float), p)) if len(values) else None
 
 
+class Histogram:
+    """Percentiles of any number of positive values in 2 MB: 4096 bins an octave from 2^-20 to 2^10, each with the count
+    and the mean of its values, so that a percentile is off by less than 1/4096 of itself.
+    """
+
+    _LOW, _OCTAVES, _SHIFT = -20, 30, 52 - 12  # a double's exponent and the first 12 bits of its mantissa are its bin
+    _BASE = (_LOW + 1023) << 12
+
+    def __init__(self) -> None:
+        self._counts, self._sums = np.zeros(self._OCTAVES << 12, np.int64), np.zeros(self._OCTAVES << 12)
+
+    def add(self, values: np.ndarray) -> None:
+        """Values beyond the octaves count in the first or last bin."""
+        bins = (np.ascontiguousarray(values, float).view(np.int64) >> self._SHIFT) - self._BASE
+        bins = bins.clip(0, len(self._counts) - 1)
+        np.add.at(self._counts, bins, 1)
+        np.add.at(self._sums, bins, values)
+
+    def percentile(self, p: float) -> float | None:
+        """As percentile(), linear between order statistics, each taken to be its bin's mean."""
+        total = int(self._counts.sum())
+        if not total:
+            return None
+        rank = p / 100 * (total - 1)
+        neighbours = (math.floor(rank), math.ceil(rank))
+        bins = np.searchsorted(np.cumsum(self._counts), neighbours, side="right")
+        below, above = self._sums[bins] / self._counts[bins]
+        return float(below + (rank - neighbours[0]) * (above - below))
+
+
 def mean_interval(values: Values) -> Interval | None:
     """95 % interval of the mean of values in time order, by batch means.
 

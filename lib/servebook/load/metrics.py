@@ -8,28 +8,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
-# Our name -> the server's names after their prefix ("vllm:"), newest first
+from .. import stats
+
+# Our name -> the servers' names after their prefix ("vllm:", "sglang:"), vLLM's newest first, SGLang's last
 _GAUGES = {
-    "running": ("num_requests_running",),
-    "waiting": ("num_requests_waiting",),
-    "kv_cache_usage": ("kv_cache_usage_perc", "gpu_cache_usage_perc"),
+    "running": ("num_requests_running", "num_running_reqs"),
+    "waiting": ("num_requests_waiting", "num_queue_reqs"),
+    "kv_cache_usage": ("kv_cache_usage_perc", "gpu_cache_usage_perc", "token_usage"),
 }
 _COUNTERS = {
     "prompt_tokens": ("prompt_tokens_total", "prompt_tokens"),
     "generation_tokens": ("generation_tokens_total", "generation_tokens"),
     "cache_queries": ("prefix_cache_queries_total", "gpu_prefix_cache_queries_total"),
-    "cache_hits": ("prefix_cache_hits_total", "gpu_prefix_cache_hits_total"),
-    "preemptions": ("num_preemptions_total",),
+    "cache_hits": ("prefix_cache_hits_total", "gpu_prefix_cache_hits_total", "cached_tokens_total"),
+    "preemptions": ("num_preemptions_total", "num_retracted_requests_total"),
     "prefill_sum_s": ("request_prefill_time_seconds_sum",),
     "prefill_count": ("request_prefill_time_seconds_count",),
-    "queue_sum_s": ("request_queue_time_seconds_sum",),
-    "queue_count": ("request_queue_time_seconds_count",),
+    "queue_sum_s": ("request_queue_time_seconds_sum", "queue_time_seconds_sum"),
+    "queue_count": ("request_queue_time_seconds_count", "queue_time_seconds_count"),
     "ttft_sum_s": ("time_to_first_token_seconds_sum",),
     "ttft_count": ("time_to_first_token_seconds_count",),
 }
@@ -157,6 +159,58 @@ class Scraper:
 
     def columns(self) -> list[str]:
         return list(dict.fromkeys([*SERIES_COLUMNS, *(k for s in self.samples for k in s.values)]))
+
+
+class Account:
+    """The server's and the GPU's own account of a window, from the samples nearest its ends."""
+
+    def __init__(self, samples: Sequence[Sample], begin: float, end: float) -> None:
+        told = [s for s in samples if s.values]
+        before = min(told, key=lambda s: abs(s.t - begin), default=None)
+        after = min(told, key=lambda s: abs(s.t - end), default=None)
+        self._inside = [s for s in samples if begin <= s.t <= end]
+        self._ends = (None, None) if before is after else (before, after)
+        self._first, self._last = (told[0], told[-1]) if len(told) > 1 else (None, None)
+
+    def _edges(self) -> list[tuple[float, float]]:
+        """A scrape counts at some moment while it lasts: tokens that came meanwhile may be on either side."""
+        return [(s.t - s.took / 2, s.t + s.took / 2) for s in self._ends if s]
+
+    def times(self) -> list[float]:
+        """When the client's tokens must be counted, to be compared."""
+        return [*(t for edge in self._edges() for t in edge), *(s.t for s in self._ends if s)]
+
+    def figures(self, output: Callable[[float, float], float]) -> dict[str, float | None]:
+        """output: the client's tokens between any two of times()."""
+        (before, after), first, last = self._ends, self._first, self._last
+        queries, hits = delta(first, last, "cache_queries"), delta(first, last, "cache_hits")
+        if queries is None and hits is not None:  # SGLang looks up every prompt token and does not count that
+            queries = delta(*whole, "prompt_tokens")
+
+        def gpu(name: str) -> float | None:
+            return stats.mean([s.gpu[name] for s in self._inside if name in s.gpu])
+
+        return {
+            "server_running_mean": gauge_mean(self._inside, "running"),
+            "server_waiting_mean": gauge_mean(self._inside, "waiting"),
+            "kv_cache_usage_mean": gauge_mean(self._inside, "kv_cache_usage"),
+            "cache_hit_share": hits / queries if hits is not None and queries else None,
+            "preemptions": delta(first, last, "preemptions"),
+            "server_prefill_mean_s": histogram_mean(before, after, "prefill"),
+            "server_queue_mean_s": histogram_mean(before, after, "queue"),
+            "server_ttft_mean_s": histogram_mean(before, after, "ttft"),
+            # both sides counted between the same two scrapes
+            "server_output_tokens": delta(before, after, "generation_tokens"),
+            "client_output_tokens": output(before.t, after.t) if before and after else None,
+            "scrape_edge_tokens": sum(output(*edge) for edge in self._edges()),
+            "gpu_power_mean_w": gpu("gpu_power_w"),
+            "gpu_power_limit_w": gpu("gpu_power_limit_w"),
+            "gpu_power_limit_default_w": gpu("gpu_power_limit_default_w"),
+            "gpu_clock_mean_mhz": gpu("gpu_clock_mhz"),
+            "gpu_utilization_mean": gpu("gpu_utilization"),
+            "gpu_power_capped_share": gpu("gpu_power_capped"),
+            "gpu_throttled_share": gpu("gpu_throttled"),
+        }
 
 
 def delta(before: Sample | None, after: Sample | None, name: str) -> float | None:

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
-import resource
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from .. import files, results, stats
 from ..audit import audit
 from ..errors import ServebookError
 from ..params import Load, Slo
 from ..points import PointSpec, RepeatedPoint
-from . import arrivals, summary
+from . import arrivals, finished, summary
 from .client import Client, Reply, now
 from .lengths import Length
-from .loops import ClosedLoop, OpenLoop, Rule, Tracker
+from .loops import ClosedLoop, OpenLoop
 from .metrics import Scraper
 from .prompts import Bodies, Prompts
+from .runtime import allow_many_sockets, in_thread, quiet_collector
+from .window import Rule, Tracker
 
 # What else to ask for, richest first. ignore_eos keeps the length fixed; continuous usage tells how many tokens the
 # first event carried. A server that refuses a field is asked without it.
@@ -37,7 +36,6 @@ _OPTIONS: list[dict[str, Any]] = [
 ]
 _dialects: dict[tuple[str, str, bool], dict[str, Any]] = {}  # what each server took; asked once a process
 Progress = Callable[[str], None]
-T = TypeVar("T")
 
 
 def rule_of(spec: PointSpec, load: Load, deadline_s: float | None = None) -> Rule:
@@ -98,7 +96,7 @@ async def measure_ramp(
     all that was said before in its prompt (closed loop only). on_progress gets a short text about twice a second.
     Raises ServebookError when nothing answers, the server refuses the requests, or results cannot be written.
     """
-    _allow_many_sockets()
+    allow_many_sockets()
     rules = rules or [rule_of(spec, load, deadline_s) for spec in specs]
     first = specs[0]
     prompt_set = prompt_set or getattr(first, "prompt_set", None)
@@ -126,7 +124,7 @@ async def measure_ramp(
         closed = first.rate_per_s is None and not replay_s
         closed_loop = ClosedLoop(client, bodies, jitter_s=load.jitter_s, seed=str(labels), turns=turns)
         open_loop = OpenLoop(client, bodies)
-        stack.enter_context(_quiet_collector())
+        stack.enter_context(quiet_collector())
         for spec, rule in zip(specs, rules, strict=True):
             scraper = Scraper(client.session, url, load.scrape_interval_s, now)
             await scraper.scrape()
@@ -178,7 +176,7 @@ def _point(
         for key in ("sweep", "engine", "kind", "point", "concurrency", "rate_per_s", "prompt_tokens", "output_tokens")
     }
     point |= summary.summarize(tracker, slo, batching=batching, scraper=scraper)
-    point |= stage.health | {"client_gap_mean_s": stats.mean(tracker.client_gaps)}
+    point |= stage.health | {"client_gap_mean_s": tracker.pause_mean_s}
     point |= {key: getattr(load, key) for key in ("seed", "temperature", "top_p", "top_k")}
     point["started_at"] = stage.started_at.isoformat(timespec="seconds")
     verdict, reasons = audit(point, floors, cache_expected=cache_expected)
@@ -197,52 +195,12 @@ def _point(
 
 def measure_point_sync(spec: PointSpec, **options: Any) -> dict[str, Any]:
     """measure_point in a thread and event loop of its own, so that it also works inside a notebook's running loop."""
-    return _in_thread(lambda: measure_point(spec, **options))
+    return in_thread(lambda: measure_point(spec, **options))
 
 
 def measure_ramp_sync(specs: Sequence[PointSpec], **options: Any) -> list[dict[str, Any]]:
     """measure_ramp, as measure_point_sync."""
-    return _in_thread(lambda: measure_ramp(specs, **options))
-
-
-def _in_thread(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    outcome: list[Any] = []
-
-    def work() -> None:
-        # where allowed, this thread goes first: engines that fill every core would otherwise delay its time stamps
-        with contextlib.suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
-        try:
-            with asyncio.Runner(loop_factory=_fast_loop()) as runner:
-                task = runner.get_loop().create_task(start())
-                holder.append((runner.get_loop(), task))
-                outcome.extend((runner.get_loop().run_until_complete(task), None))
-        except BaseException as error:
-            outcome[:] = [None, error]
-
-    holder: list[Any] = []
-    thread = threading.Thread(target=work, name="servebook-load", daemon=True)
-    thread.start()
-    try:
-        thread.join()
-    except BaseException:  # Ctrl-C: end the requests before passing it on
-        if holder:
-            loop, task = holder[0]
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(task.cancel)
-        thread.join(5)
-        raise
-    if outcome[1] is not None:
-        raise outcome[1]
-    return outcome[0]
-
-
-def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop]:
-    try:
-        import uvloop
-    except ImportError:  # not on every platform
-        return asyncio.new_event_loop
-    return uvloop.new_event_loop
+    return in_thread(lambda: measure_ramp(specs, **options))
 
 
 def _prompt_labels(spec: PointSpec, load: Load, run_dir: Path | None, prompt_set: str | None) -> tuple[object, ...]:
@@ -276,7 +234,7 @@ async def _dialect(
 
 
 def _keep(write: Callable[[Mapping[str, Any]], None], start: float, reply: Reply) -> None:
-    write(summary.row(reply, start))
+    write(finished.row(reply, start))
 
 
 def _forget(_: Reply) -> None:
@@ -291,20 +249,6 @@ def _writer(spec: PointSpec, run_dir: Path | None) -> Iterator[Callable[[Mapping
     path = results.rows_path(run_dir, spec.sweep, spec.engine, spec.point)
     with contextlib.closing(results.RowWriter(path)) as writer:
         yield writer.write
-
-
-@contextlib.contextmanager
-def _quiet_collector() -> Iterator[None]:
-    """Keep the garbage collector from walking everything that was there before while time stamps are taken."""
-    thresholds = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 50, 50)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.unfreeze()
 
 
 @contextlib.asynccontextmanager
@@ -332,7 +276,7 @@ async def _watch(
     async def report() -> None:
         while on_progress:
             warm = tracker.window_start is None
-            done, of = (tracker.warm, rule.warmup) if warm else (len(tracker.measured), rule.min_requests)
+            done, of = (tracker.warm, rule.warmup) if warm else (tracker.measured, rule.min_requests)
             seconds = f"{now() - tracker.start:.0f} s of at most {rule.time_limit_s:.0f} s"
             on_progress(f"{'warm-up' if warm else 'measured'} {done}/{of}, {seconds}")
             await asyncio.sleep(0.5)
@@ -352,12 +296,6 @@ async def _watch(
             task.cancel()
         await asyncio.gather(*tasks, closing, return_exceptions=True)
         health["client_loop_lag_p99_s"] = stats.percentile(lags, 99)
-
-
-def _allow_many_sockets() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard if soft < hard else soft, hard))
 
 
 __all__ = [

@@ -28,8 +28,8 @@ def self_check(spec: PointSpec, *, ttft_s: float, tpot_s: float, seconds: float 
 
     Returns client_added_ttft_s and client_added_tpot_s: medians as the client sees them less the server's own.
     """
-    from .loops import Rule
     from .point import measure_point_sync
+    from .window import Rule
 
     c = spec.concurrency or 1
     tokens = min(spec.output_tokens, max(2, int(seconds / 3 / max(tpot_s, 1e-3))))

@@ -17,8 +17,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -27,88 +26,155 @@ import numpy as np
 from .. import stats
 from ..params import Slo
 from . import metrics
-from .client import Reply
-from .loops import Tracker, converged
+from .finished import Chunk
+from .window import Tracker, converged
 
 SLICES = 12  # of the window, for the throughput's interval
 
 
-def row(reply: Reply, start: float) -> dict[str, Any]:
-    """The request's row for the run folder; times relative to `start`, rounded to 1 µs."""
-    stream = reply.stream
-
-    def at(t: float | None) -> float | None:
-        return None if t is None else round(t - start, 6)
-
-    def span(t: float | None) -> float | None:
-        return None if t is None else round(t, 6)
-
-    return {
-        "i": reply.index,
-        "phase": reply.phase,
-        "ok": reply.ok,
-        "error": reply.error,
-        "scheduled_s": at(reply.scheduled),
-        "sent_s": at(reply.sent),
-        "first_s": at(reply.first),
-        "last_s": at(reply.last),
-        "end_s": at(reply.end),
-        "prompt_tokens": stream.prompt_tokens,
-        "output_tokens": stream.tokens,
-        "prompt_tokens_asked": reply.prompt_tokens_asked,
-        "output_tokens_asked": reply.output_tokens_asked,
-        "events": stream.events,
-        "first_event_tokens": stream.first_tokens or 1,
-        "ttft_s": span(reply.ttft_s),
-        "tpot_s": span(reply.tpot_s),
-        "e2e_s": span(reply.e2e_s),
-        "gaps_ms": [round(gap * 1e3, 2) for gap in reply.gaps_s()],
-        "turn": reply.turn,
+def summarize(tracker: Tracker, slo: Slo, *, batching: bool, scraper: metrics.Scraper | None) -> dict[str, Any]:
+    """The measured part of a point: figures, and the facts that the audit weighs."""
+    begin, end = tracker.window_start, tracker.window_end
+    if begin is None or end is None or end <= begin:
+        begin = end = math.nan  # there was no window: nothing lies in it
+    account = metrics.Account(scraper.samples if scraper else [], begin, end)
+    latencies, shape, turns = _Latencies(), _Shape(), _Turns()
+    outcomes, flow = _Outcomes(tracker, slo), _Flow(begin, end, account.times(), open_loop=tracker.open_loop)
+    for chunk in tracker.finished.chunks():
+        for part in (latencies, shape, turns, outcomes, flow):
+            part.add(chunk)
+    out = {**outcomes.figures(), **latencies.figures(), **shape.figures(), **turns.figures()}
+    out |= {"hung": outcomes.hung(latencies.slowest)}
+    if math.isnan(begin):
+        return out
+    seconds, good, failed = end - begin, out["requests"], out["failures"]
+    e2e, ttft, tpot = out["e2e_mean_s"], out["ttft_mean_s"], out["tpot_mean_s"]
+    rate, in_flight = flow.completed / seconds, flow.in_flight_mean
+    output = flow.output(begin, end)
+    server = account.figures(flow.output)
+    running = in_flight - (server["server_waiting_mean"] or 0.0) if batching else 1.0
+    little = rate * e2e if e2e is not None else None
+    rate_interval = stats.mean_interval(flow.slices)
+    out |= {
+        "seconds": seconds,
+        "request_rate_per_s": rate,
+        "output_tok_per_s": output / seconds,
+        "output_tok_per_s_ci_low": rate_interval.low if rate_interval else None,
+        "output_tok_per_s_ci_high": rate_interval.high if rate_interval else None,
+        "decode_tok_per_s": running / tpot if tpot else None,
+        "decode_wall_tok_per_s": (output - flow.firsts) / seconds,
+        "total_tok_per_s": (output + flow.prompt_tokens) / seconds,
+        "in_flight_mean": in_flight,
+        "little_l": little,
+        "little_error": little / in_flight - 1 if little is not None and in_flight else None,
+        # latencies of requests that straddle the window's ends may differ by a deviation
+        "little_edge": (tracker.concurrency or 0) * latencies.e2e_deviation / good / e2e if e2e else None,
+        "waiting_first_token": rate * ttft if ttft is not None else None,
+        "goodput_per_s": outcomes.met / seconds,
+        "goodput_share": outcomes.met / (good + failed) if good or failed else None,
+        **server,
     }
+    return out | (flow.arrivals(e2e or 0.0) if tracker.open_loop else {})
 
 
-class Tokens:
-    """Every token's arrival in a point, so that tokens can be counted between any two times."""
+class _Outcomes:
+    """How requests of the window ended, and how many met the slo."""
 
-    def __init__(self, replies: Sequence[Reply]) -> None:
-        times: list[np.ndarray] = []
-        weights: list[np.ndarray] = []
-        self.first = np.array([r.first for r in replies if r.first is not None])
-        self.prompt = np.array(
-            [r.stream.prompt_tokens or r.prompt_tokens_asked for r in replies if r.first is not None]
-        )
-        for r in replies:
-            if r.first is None:
-                continue
-            counts = np.asarray(r.stream.counts, float)
-            tokens = r.stream.tokens or counts.sum()
-            opening = r.stream.first_tokens or 1
-            events = counts.sum()
-            each = (tokens - opening) / (events - 1) if events > 1 else 0.0
-            w = counts * each
-            w[0] = opening + (counts[0] - 1) * each
-            times.append(np.asarray(r.stream.times))
-            weights.append(w)
-        self.times = np.concatenate(times) if times else np.empty(0)
-        self.weights = np.concatenate(weights) if weights else np.empty(0)
+    def __init__(self, tracker: Tracker, slo: Slo) -> None:
+        self.tracker, self.slo = tracker, slo
+        self.good = self.failed = self.unfinished = self.warmup_failures = self.met = 0
+        self._silent_s: list[float] = []  # of each request that was cut off, for how long it had been
 
-    def output(self, begin: float, end: float) -> float:
-        return float(self.weights[(self.times > begin) & (self.times <= end)].sum())
+    def add(self, chunk: Chunk) -> None:
+        r, measured = chunk.requests, chunk.phase("measured")
+        cut = np.isnan(r["end"])
+        self.good += int(chunk.good.sum())
+        self.failed += int((measured & ~r["ok"]).sum())
+        self.unfinished += int((measured & cut).sum())
+        self.warmup_failures += int((chunk.phase("warmup") & ~r["ok"]).sum())
+        meets = chunk.good.copy()
+        for values, limit in (
+            (chunk.ttft_s, self.slo.ttft_s), (chunk.tpot_s, self.slo.tpot_s), (chunk.e2e_s, self.slo.e2e_s)
+        ):  # fmt: skip
+            if limit is not None:
+                meets &= ~(values > limit)
+        self.met += int(meets.sum())
+        heard = np.where(np.isnan(r["last"]), r["sent"], r["last"])[cut & ~chunk.phase("carried")]
+        self._silent_s += (self.tracker.stopped_at - heard).tolist()
 
-    def prompts(self, begin: float, end: float) -> float:
-        return float(self.prompt[(self.first > begin) & (self.first <= end)].sum())
+    def hung(self, slowest_s: float) -> int:
+        """Requests cut off at the end that had been silent for far longer than the finished ones took."""
+        return sum(s > max(3 * slowest_s, 1.0) for s in self._silent_s)
 
-    def firsts(self, begin: float, end: float) -> int:
-        return int(((self.first > begin) & (self.first <= end)).sum())
+    def figures(self) -> dict[str, Any]:
+        return {
+            "requests": self.good,
+            "failures": self.failed,
+            "unfinished": self.unfinished,
+            "warmup_failures": self.warmup_failures,
+            "cut_at_end": len(self._silent_s),
+            "errors": dict(self.tracker.finished.errors.most_common(5)),
+            "stop_reason": self.tracker.stop_reason,
+            "seconds": 0.0,
+        }
 
 
-def in_flight_mean(replies: Sequence[Reply], begin: float, end: float) -> float:
-    """Time average over [begin, end] of requests sent and not ended."""
-    spans = [(r.sent, r.end if r.end is not None else end) for r in replies if r.sent is not None]
-    return float(sum(max(0.0, min(e, end) - max(s, begin)) for s, e in spans) / (end - begin))
+class _Latencies:
+    """The three latencies of the window's answered requests, in the order they ended, and the gaps between events."""
+
+    def __init__(self) -> None:
+        self._ttft, self._tpot, self._e2e = _Column(), _Column(), _Column()
+        self._gaps = stats.Histogram()
+
+    def add(self, chunk: Chunk) -> None:
+        good = chunk.good
+        for column, values in ((self._ttft, chunk.ttft_s), (self._tpot, chunk.tpot_s), (self._e2e, chunk.e2e_s)):
+            column.add(values[good])
+        self._gaps.add(chunk.gaps_s(good))
+
+    @property
+    def slowest(self) -> float:
+        return float(self._e2e.values.max(initial=0.0))
+
+    @property
+    def e2e_deviation(self) -> float:
+        return float(np.std(self._e2e.values))
+
+    def figures(self) -> dict[str, Any]:
+        ttft, tpot, e2e = self._ttft.values, self._tpot.values, self._e2e.values
+        p99 = stats.percentile_interval(ttft, 99)
+        return {
+            "converged": converged(e2e, ttft),
+            **_spread("ttft", ttft, (50, 90, 99)),
+            **_spread("tpot", tpot, (50, 99)),
+            **_spread("e2e", e2e, (50, 99)),
+            "ttft_p99_ci_low_s": p99[0] if p99 else None,
+            "ttft_p99_ci_high_s": p99[1] if p99 else None,
+            "itl_p50_s": self._gaps.percentile(50),
+            "itl_p99_s": self._gaps.percentile(99),
+            "ttft_min_s": _least(ttft),
+            "tpot_min_s": _least(tpot),
+            "ttft_drift": stats.drift(ttft),
+            "tpot_drift": stats.drift(tpot),
+        }
 
 
-def _spread(prefix: str, values: Sequence[float], percentiles: Sequence[int]) -> dict[str, float | None]:
+class _Column:
+    """Values gathered chunk by chunk, those that are not known left out."""
+
+    def __init__(self) -> None:
+        self._parts: list[np.ndarray] = []
+
+    def add(self, values: np.ndarray) -> None:
+        self._parts.append(values[~np.isnan(values)])
+
+    @property
+    def values(self) -> np.ndarray:
+        self._parts = [np.concatenate(self._parts)] if self._parts else [np.empty(0)]
+        return self._parts[0]
+
+
+def _spread(prefix: str, values: np.ndarray, percentiles: Iterable[int]) -> dict[str, float | None]:
     interval = stats.mean_interval(values)
     out = {f"{prefix}_mean_s": stats.mean(values)}
     out |= {f"{prefix}_p{p}_s": stats.percentile(values, p) for p in percentiles}
@@ -117,183 +183,133 @@ def _spread(prefix: str, values: Sequence[float], percentiles: Sequence[int]) ->
     return out
 
 
-def summarize(tracker: Tracker, slo: Slo, *, batching: bool, scraper: metrics.Scraper | None) -> dict[str, Any]:
-    """The measured part of a point: figures, and the facts that the audit weighs."""
-    good = [r for r in tracker.measured if r.ok]
-    ended = tracker.ended
-    everything = [*ended, *tracker.carried]
-    begin, end = tracker.window_start, tracker.window_end
-    failed = [r for r in tracker.measured if not r.ok]
-    unfinished = [r for r in failed if r.end is None]
-    out: dict[str, Any] = {
-        "requests": len(good),
-        "failures": len(failed),
-        "unfinished": len(unfinished),
-        "warmup_failures": sum(r.phase == "warmup" and not r.ok for r in ended),
-        "errors": dict(Counter(r.error for r in ended if r.error and r.phase != "drain").most_common(5)),
-        "stop_reason": tracker.stop_reason,
-        "converged": converged(tracker.measured),
-        "seconds": end - begin if begin is not None and end is not None else 0.0,
-    }
-    out |= _latencies(good) | _shape(good) | _hung(tracker, good)
-    if any(r.turn for r in good):
-        out["turns"] = _turns(good)
-    if begin is None or end is None or end <= begin:
-        return out
-    tokens = Tokens(everything)
-    seconds = end - begin
-    edges = np.linspace(begin, end, SLICES + 1)
-    slices = [tokens.output(a, b) / (b - a) for a, b in pairwise(edges)]
-    rate_interval = stats.mean_interval(slices)
-    # completions of a closed loop's window, which starts and ends with one; arrivals of an open loop's
-    rate = sum(tracker.open_loop or (r.end or 0.0) <= end for r in good) / seconds
-    in_flight = in_flight_mean(everything, begin, end)
-    output = tokens.output(begin, end)
-    e2e, ttft, tpot = out["e2e_mean_s"], out["ttft_mean_s"], out["tpot_mean_s"]
-    server = _server(scraper, tokens, begin, end)
-    running = in_flight - (server["server_waiting_mean"] or 0.0) if batching else 1.0
-    little = rate * e2e if e2e is not None else None
-    met = sum(_meets(r, slo) for r in good)
-    out |= {
-        "request_rate_per_s": rate,
-        "output_tok_per_s": output / seconds,
-        "output_tok_per_s_ci_low": rate_interval.low if rate_interval else None,
-        "output_tok_per_s_ci_high": rate_interval.high if rate_interval else None,
-        "decode_tok_per_s": running / tpot if tpot else None,
-        "decode_wall_tok_per_s": (output - tokens.firsts(begin, end)) / seconds,
-        "total_tok_per_s": (output + tokens.prompts(begin, end)) / seconds,
-        "in_flight_mean": in_flight,
-        "little_l": little,
-        "little_error": little / in_flight - 1 if little is not None and in_flight else None,
-        # latencies of requests that straddle the window's ends may differ by a deviation
-        "little_edge": (tracker.concurrency or 0) * float(np.std([r.e2e_s or 0.0 for r in good])) / len(good) / e2e
-        if e2e
-        else None,
-        "waiting_first_token": rate * ttft if ttft is not None else None,
-        "goodput_per_s": met / seconds,
-        "goodput_share": met / (len(good) + len(failed)) if good or failed else None,
-        **server,
-    }
-    if tracker.open_loop:
-        out |= _open(everything, begin, end, e2e or 0.0)
-    return out
+def _least(values: np.ndarray) -> float | None:
+    return float(values.min()) if len(values) else None
 
 
-def _latencies(good: Sequence[Reply]) -> dict[str, Any]:
-    ttft, tpot, e2e = (
-        [v for r in good if (v := getattr(r, name)) is not None] for name in ("ttft_s", "tpot_s", "e2e_s")
-    )
-    gaps = np.concatenate([r.gaps_s() for r in good]) if good else np.empty(0)
-    out: dict[str, Any] = {**_spread("ttft", ttft, (50, 90, 99)), **_spread("tpot", tpot, (50, 99))}
-    out |= _spread("e2e", e2e, (50, 99))
-    p99 = stats.percentile_interval(ttft, 99)
-    out |= {"ttft_p99_ci_low_s": p99[0] if p99 else None, "ttft_p99_ci_high_s": p99[1] if p99 else None}
-    out |= {"itl_p50_s": stats.percentile(gaps, 50), "itl_p99_s": stats.percentile(gaps, 99)}
-    out |= {"ttft_min_s": min(ttft, default=None), "tpot_min_s": min(tpot, default=None)}
-    out |= {"ttft_drift": stats.drift(ttft), "tpot_drift": stats.drift(tpot)}
-    return out
-
-
-def _turns(good: Sequence[Reply]) -> list[dict[str, Any]]:
-    """Conversations turn by turn: how the prompt grew and what that did to the first token."""
-    table = []
-    for turn in sorted({r.turn for r in good}):
-        own = [r for r in good if r.turn == turn]
-        ttft = stats.mean([v for r in own if (v := r.ttft_s) is not None])
-        prompt = stats.mean([r.stream.prompt_tokens for r in own if r.stream.prompt_tokens is not None])
-        table.append({"turn": turn, "requests": len(own), "prompt_tokens_mean": prompt, "ttft_mean_s": ttft})
-    return table
-
-
-def _shape(good: Sequence[Reply]) -> dict[str, Any]:
+class _Shape:
     """Whether what came back is what was asked for, and how it was cut into events and reads."""
-    tokens = sum(r.stream.tokens or 0 for r in good)
-    events = sum(r.stream.events for r in good)
-    reads = sum(len(r.stream.times) for r in good)
-    told = [r.stream.prompt_tokens for r in good]
-    return {
-        "itl_is_event_gap": bool(events < tokens or reads < 0.95 * events),
-        "tokens_per_event": tokens / events if events else None,
-        "events_over_tokens": sum(r.stream.events > (r.stream.tokens or 0) for r in good),
-        "first_event_unknown": sum(r.stream.first_tokens is None for r in good),
-        "prompt_tokens_off": sum(
-            t is not None and r.prompt_tokens_asked not in (0, t) for t, r in zip(told, good, strict=True)
-        ),
-        "output_tokens_off": sum(r.stream.tokens != r.output_tokens_asked for r in good),
-        "usage_cached_tokens": sum(r.stream.cached_tokens or 0 for r in good),
-    }
+
+    def __init__(self) -> None:
+        self.tokens = self.events = self.reads = self.cached = 0
+        self.over = self.unknown = self.prompts_off = self.outputs_off = 0
+
+    def add(self, chunk: Chunk) -> None:
+        r, events = chunk.requests[chunk.good], chunk.events_of[chunk.good]
+        self.tokens += int(r["tokens"].sum())  # an answered request told them
+        self.events += int(events.sum())
+        self.reads += int(r["reads"].sum())
+        self.cached += int(r["cached_tokens"].clip(0).sum())
+        self.over += int((events > r["tokens"]).sum())
+        self.unknown += int((r["first_tokens"] < 0).sum())
+        told, asked = r["prompt_tokens"], r["prompt_tokens_asked"]
+        self.prompts_off += int(((told >= 0) & (asked != 0) & (told != asked)).sum())
+        self.outputs_off += int((r["tokens"] != r["output_tokens_asked"]).sum())
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            "itl_is_event_gap": bool(self.events < self.tokens or self.reads < 0.95 * self.events),
+            "tokens_per_event": self.tokens / self.events if self.events else None,
+            "events_over_tokens": self.over,
+            "first_event_unknown": self.unknown,
+            "prompt_tokens_off": self.prompts_off,
+            "output_tokens_off": self.outputs_off,
+            "usage_cached_tokens": self.cached,
+        }
 
 
-def _hung(tracker: Tracker, good: Sequence[Reply]) -> dict[str, Any]:
-    """Requests cut off at the end that had been silent for far longer than the finished ones took."""
-    slowest = max((r.e2e_s or 0.0 for r in good), default=0.0)
-    cut = [(r, r.last or r.sent) for r in tracker.ended if r.end is None]
-    hung = [r for r, heard in cut if heard is not None and tracker.stopped_at - heard > max(3 * slowest, 1.0)]
-    return {"cut_at_end": len(cut), "hung": len(hung)}
+class _Turns:
+    """Conversations turn by turn: how the prompt grew and what that did to the first token."""
+
+    def __init__(self) -> None:
+        self._sums: dict[int, np.ndarray] = {}  # turn: requests, their TTFT, those that told their prompt, its tokens
+
+    def add(self, chunk: Chunk) -> None:
+        r, ttft = chunk.requests[chunk.good], chunk.ttft_s[chunk.good]
+        for turn in np.unique(r["turn"]).tolist():
+            own = r["turn"] == turn
+            prompts = r["prompt_tokens"][own]
+            told = prompts[prompts >= 0]
+            sums = np.array([own.sum(), ttft[own].sum(), len(told), told.sum()], float)
+            self._sums[turn] = self._sums.get(turn, 0.0) + sums
+
+    def figures(self) -> dict[str, Any]:
+        """Nothing where no request was part of a conversation."""
+        if not any(self._sums):
+            return {}
+        table = [
+            {
+                "turn": turn,
+                "requests": int(n),
+                "prompt_tokens_mean": float(prompt / told) if told else None,
+                "ttft_mean_s": float(ttft / n),
+            }
+            for turn, (n, ttft, told, prompt) in sorted(self._sums.items())
+        ]
+        return {"turns": table}
 
 
-def _meets(reply: Reply, slo: Slo) -> bool:
-    pairs = ((reply.ttft_s, slo.ttft_s), (reply.tpot_s, slo.tpot_s), (reply.e2e_s, slo.e2e_s))
-    return all(limit is None or value is None or value <= limit for value, limit in pairs)
+class _Flow:
+    """What went on between two times, whichever phase it belongs to: tokens, requests in flight, arrivals.
 
+    times: further times between which output tokens will be asked for.
+    """
 
-def _server(scraper: metrics.Scraper | None, tokens: Tokens, begin: float, end: float) -> dict[str, Any]:
-    """The server's and the GPU's own account of the window, from the samples nearest its ends."""
-    samples = scraper.samples if scraper else []
-    told = [s for s in samples if s.values]
-    inside = [s for s in samples if begin <= s.t <= end]
-    before = min(told, key=lambda s: abs(s.t - begin), default=None)
-    after = min(told, key=lambda s: abs(s.t - end), default=None)
-    if before is after:
-        before = after = None
-    first, last = (told[0], told[-1]) if len(told) > 1 else (None, None)
-    queries = metrics.delta(first, last, "cache_queries")
-    hits = metrics.delta(first, last, "cache_hits")
-    between = (before.t, after.t) if before and after else (begin, begin)
+    def __init__(self, begin: float, end: float, times: Iterable[float], *, open_loop: bool) -> None:
+        self.begin, self.end, self._open_loop = begin, end, open_loop
+        self._slices = np.linspace(begin, end, SLICES + 1)
+        self._quarters = np.linspace(begin, end, 5)
+        self._edges = np.unique([*self._slices, begin, end, *times])
+        self._tokens = np.zeros(len(self._edges) + 1)  # between one edge and the next, which is in
+        self._in_flight_s = np.zeros(4)
+        self._lags = _Column()
+        self.completed = self.firsts = self.prompt_tokens = self._due = self._ended = 0
 
-    def gpu(name: str) -> float | None:
-        return stats.mean([s.gpu[name] for s in inside if name in s.gpu])
+    def add(self, chunk: Chunk) -> None:
+        r, begin, end = chunk.requests, self.begin, self.end
+        at = np.searchsorted(self._edges, chunk.times)
+        self._tokens += np.bincount(at, chunk.tokens_at(), len(self._tokens))
+        first_in = (r["first"] > begin) & (r["first"] <= end)
+        prompts = np.where(r["prompt_tokens"] > 0, r["prompt_tokens"], r["prompt_tokens_asked"])
+        self.firsts += int(first_in.sum())
+        self.prompt_tokens += int(prompts[first_in].sum())
+        # completions of a closed loop's window, which starts and ends with one; arrivals of an open loop's
+        self.completed += int((chunk.good & (self._open_loop | (r["end"] <= end))).sum())
+        left = np.where(np.isnan(r["end"]), end, r["end"])
+        for k, (a, b) in enumerate(pairwise(self._quarters)):
+            self._in_flight_s[k] += np.nansum((np.minimum(left, b) - np.maximum(r["sent"], a)).clip(0))
+        self._lags.add(r["sent"] - r["scheduled"])
+        self._due += int(((r["scheduled"] > begin) & (r["scheduled"] <= end)).sum())
+        self._ended += int((r["ok"] & (r["end"] > begin) & (r["end"] <= end)).sum())
 
-    return {
-        "server_running_mean": metrics.gauge_mean(inside, "running"),
-        "server_waiting_mean": metrics.gauge_mean(inside, "waiting"),
-        "kv_cache_usage_mean": metrics.gauge_mean(inside, "kv_cache_usage"),
-        "cache_hit_share": hits / queries if hits is not None and queries else None,
-        "preemptions": metrics.delta(first, last, "preemptions"),
-        "server_prefill_mean_s": metrics.histogram_mean(before, after, "prefill"),
-        "server_queue_mean_s": metrics.histogram_mean(before, after, "queue"),
-        "server_ttft_mean_s": metrics.histogram_mean(before, after, "ttft"),
-        # both sides counted between the same two scrapes
-        "server_output_tokens": metrics.delta(before, after, "generation_tokens"),
-        "client_output_tokens": tokens.output(*between) if before and after else None,
-        # a scrape counts at some moment while it lasts: tokens that came meanwhile may be on either side
-        "scrape_edge_tokens": sum(tokens.output(s.t - s.took / 2, s.t + s.took / 2) for s in (before, after) if s),
-        "gpu_power_mean_w": gpu("gpu_power_w"),
-        "gpu_power_limit_w": gpu("gpu_power_limit_w"),
-        "gpu_power_limit_default_w": gpu("gpu_power_limit_default_w"),
-        "gpu_clock_mean_mhz": gpu("gpu_clock_mhz"),
-        "gpu_utilization_mean": gpu("gpu_utilization"),
-        "gpu_power_capped_share": gpu("gpu_power_capped"),
-        "gpu_throttled_share": gpu("gpu_throttled"),
-    }
+    def output(self, begin: float, end: float) -> float:
+        """Output tokens that came after `begin` and no later than `end`."""
+        a, b = np.searchsorted(self._edges, (begin, end))
+        return float(self._tokens[a + 1 : b + 1].sum())
 
+    @property
+    def slices(self) -> list[float]:
+        """Output tokens per second in each of the window's slices."""
+        return [self.output(a, b) / (b - a) for a, b in pairwise(self._slices)]
 
-def _open(everything: Sequence[Reply], begin: float, end: float, e2e: float) -> dict[str, Any]:
-    """Open loop: how late requests were sent, and whether the server kept up."""
-    lags = [r.sent - r.scheduled for r in everything if r.sent is not None and r.scheduled is not None]
-    due = [r for r in everything if r.scheduled is not None and begin < r.scheduled <= end]
-    completed = sum(r.ok and begin < (r.end or 0.0) <= end for r in everything)
-    quarters = np.linspace(begin, end, 5)
-    queue = [in_flight_mean(everything, a, b) for a, b in pairwise(quarters)]
-    # a queue that grows in every quarter and takes no fewer than 5 % of the arrivals with it
-    grows = all(b > a for a, b in pairwise(queue)) and completed < 0.95 * len(due)
-    return {
-        "arrival_rate_per_s": len(due) / (end - begin),
-        # arrivals of the window against presence in it: what straddles its ends is noise, two deviations of it allowed
-        "little_edge": 2 * e2e / (end - begin) / math.sqrt(max(1.0, sum(queue) / 4)),
-        "schedule_lag_p50_s": stats.percentile(lags, 50),
-        "schedule_lag_p99_s": stats.percentile(lags, 99),
-        "in_flight_first_quarter": queue[0],
-        "in_flight_last_quarter": queue[-1],
-        "saturated": bool(grows),
-    }
+    @property
+    def in_flight_mean(self) -> float:
+        """Time average of requests sent and not ended."""
+        return float(self._in_flight_s.sum() / (self.end - self.begin))
+
+    def arrivals(self, e2e_s: float) -> dict[str, Any]:
+        """Open loop: how late requests were sent, and whether the server kept up."""
+        seconds, lags = self.end - self.begin, self._lags.values
+        queue = (self._in_flight_s / (seconds / 4)).tolist()
+        # a queue that grows in every quarter and takes no fewer than 5 % of the arrivals with it
+        grows = all(b > a for a, b in pairwise(queue)) and self._ended < 0.95 * self._due
+        return {
+            "arrival_rate_per_s": self._due / seconds,
+            # arrivals of the window against presence in it: what straddles its ends is noise, two deviations allowed
+            "little_edge": 2 * e2e_s / seconds / math.sqrt(max(1.0, sum(queue) / 4)),
+            "schedule_lag_p50_s": stats.percentile(lags, 50),
+            "schedule_lag_p99_s": stats.percentile(lags, 99),
+            "in_flight_first_quarter": queue[0],
+            "in_flight_last_quarter": queue[-1],
+            "saturated": bool(grows),
+        }

@@ -1,0 +1,198 @@
+"""What is kept of a finished request: its row for the run folder, and what the point's figures need of it.
+
+Memory stays flat however many requests a point has: beyond a megabyte each, what is kept lies in temporary files that
+have no name, and is read back once, in chunks, when the point is over.
+"""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import IO, Any
+
+import numpy as np
+
+from ..errors import ServebookError
+from .client import Reply
+
+IN_MEMORY = 1 << 20  # bytes of each kind
+CHUNK = 256  # requests
+OTHER_ERRORS = "another error"
+PHASES = ("warmup", "measured", "drain", "carried")
+_TIMES = ("scheduled", "sent", "first", "last", "end")  # now() seconds, NaN where it did not come to that
+_COUNTS = (
+    "prompt_tokens", "tokens", "prompt_tokens_asked", "output_tokens_asked", "first_tokens", "cached_tokens", "turn",
+    "reads",
+)  # fmt: skip  # -1: not told
+REQUEST = np.dtype([*((n, "f8") for n in _TIMES), *((n, "i4") for n in _COUNTS), ("phase", "i1"), ("ok", "?")])
+_PACK = struct.Struct(f"={len(_TIMES)}d{len(_COUNTS)}ib?").pack
+_NAN = float("nan")
+
+
+def row(reply: Reply, start: float) -> dict[str, Any]:
+    """The request's row for the run folder; times relative to `start`, rounded to 1 µs."""
+    stream = reply.stream
+
+    def at(t: float | None) -> float | None:
+        return None if t is None else round(t - start, 6)
+
+    def span(t: float | None) -> float | None:
+        return None if t is None else round(t, 6)
+
+    return {
+        "i": reply.index,
+        "phase": reply.phase,
+        "ok": reply.ok,
+        "error": reply.error,
+        "scheduled_s": at(reply.scheduled),
+        "sent_s": at(reply.sent),
+        "first_s": at(reply.first),
+        "last_s": at(reply.last),
+        "end_s": at(reply.end),
+        "prompt_tokens": stream.prompt_tokens,
+        "output_tokens": stream.tokens,
+        "prompt_tokens_asked": reply.prompt_tokens_asked,
+        "output_tokens_asked": reply.output_tokens_asked,
+        "events": stream.events,
+        "first_event_tokens": stream.first_tokens or 1,
+        "ttft_s": span(reply.ttft_s),
+        "tpot_s": span(reply.tpot_s),
+        "e2e_s": span(reply.e2e_s),
+        "gaps_ms": [round(gap * 1e3, 2) for gap in reply.gaps_s()],
+        "turn": reply.turn,
+    }
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some finished requests in the order they ended.
+
+    requests: dtype REQUEST. times, events: of all their reads that carried token events, one request's after the
+    other's: when a read came, and how many events it held.
+    """
+
+    requests: np.ndarray
+    times: np.ndarray
+    events: np.ndarray
+
+    @cached_property
+    def owner(self) -> np.ndarray:
+        """Of each read, the position of its request."""
+        return np.repeat(np.arange(len(self.requests)), self.requests["reads"])
+
+    @cached_property
+    def events_of(self) -> np.ndarray:
+        """Of each request, how many token events it had."""
+        return np.bincount(self.owner, self.events, len(self.requests))
+
+    def phase(self, name: str) -> np.ndarray:
+        return self.requests["phase"] == PHASES.index(name)
+
+    @cached_property
+    def good(self) -> np.ndarray:
+        """Which requests count: of the window and answered."""
+        return self.phase("measured") & self.requests["ok"]
+
+    @cached_property
+    def begun(self) -> np.ndarray:
+        """What latency counts from: the scheduled time in an open loop, sending in a closed one."""
+        r = self.requests
+        return np.where(np.isnan(r["scheduled"]), r["sent"], r["scheduled"])
+
+    @property
+    def ttft_s(self) -> np.ndarray:
+        return self.requests["first"] - self.begun
+
+    @property
+    def e2e_s(self) -> np.ndarray:
+        return self.requests["last"] - self.begun
+
+    @property
+    def tpot_s(self) -> np.ndarray:
+        """As Reply.tpot_s; NaN where there is none."""
+        r = self.requests
+        rest = r["tokens"] - np.maximum(r["first_tokens"], 1)
+        has = (r["tokens"] > 0) & (rest > 0) & (r["reads"] > 1)
+        return np.where(has, (r["last"] - r["first"]) / np.where(has, rest, 1), _NAN)
+
+    def gaps_s(self, which: np.ndarray) -> np.ndarray:
+        """Times between consecutive reads of one request, of the requests chosen by this mask."""
+        same = self.owner[1:] == self.owner[:-1]
+        return np.diff(self.times)[same & which[self.owner[1:]]]
+
+    def tokens_at(self) -> np.ndarray:
+        """Tokens that each read brought: the first event what it told, the others the rest in equal shares."""
+        r, events = self.requests, self.events_of
+        tokens = np.where(r["tokens"] > 0, r["tokens"], events)
+        opening = np.maximum(r["first_tokens"], 1)
+        each = np.where(events > 1, (tokens - opening) / np.maximum(events - 1, 1), 0.0)
+        brought = self.events * each[self.owner]
+        told = r["reads"] > 0
+        first = (np.cumsum(r["reads"]) - r["reads"])[told]
+        brought[first] = opening[told] + (self.events[first] - 1) * each[told]
+        return brought
+
+
+class Finished:
+    """A point's finished requests."""
+
+    def __init__(self) -> None:
+        self._requests, self._times, self._events = (_Spool() for _ in range(3))
+        self.errors: Counter[str] = Counter()
+
+    def add(self, reply: Reply, phase: str | None = None) -> None:
+        """Keep a request, as of its own phase or another. Raises ServebookError where there is no room for it."""
+        stream, phase = reply.stream, phase or reply.phase
+        if reply.error and phase in ("warmup", "measured"):
+            # some servers' messages name the request: no two are alike
+            known = reply.error in self.errors or len(self.errors) < 1000
+            self.errors[reply.error if known else OTHER_ERRORS] += 1
+        times = (reply.scheduled, reply.sent, reply.first, reply.last, reply.end)
+        told = (stream.prompt_tokens, stream.tokens, reply.prompt_tokens_asked, reply.output_tokens_asked)
+        told += (stream.first_tokens, stream.cached_tokens, reply.turn, len(stream.times))  # type: ignore[assignment]
+        self._requests.write(
+            _PACK(
+                *[_NAN if t is None else t for t in times],
+                *[-1 if n is None else n for n in told],
+                PHASES.index(phase),
+                reply.ok,
+            )
+        )
+        self._times.write(array("d", stream.times).tobytes())
+        self._events.write(array("i", stream.counts).tobytes())
+
+    def chunks(self) -> Iterator[Chunk]:
+        """All of them once, CHUNK requests at a time."""
+        for spool in (self._requests, self._times, self._events):
+            spool.rewind()
+        while len(requests := self._requests.read(REQUEST, CHUNK)):
+            reads = int(requests["reads"].sum())
+            yield Chunk(requests, self._times.read("f8", reads), self._events.read("i4", reads))
+
+    def close(self) -> None:
+        for spool in (self._requests, self._times, self._events):
+            spool.close()
+
+
+class _Spool:
+    """Bytes written one after the other and read back as arrays, in memory as long as they are few."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115
+        self.rewind, self.close = lambda: self._file.seek(0), self._file.close
+
+    def write(self, data: bytes) -> None:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            fix = "Free some space there, or name another folder in TMPDIR"
+            raise ServebookError(f"cannot write: {error.strerror or error}", tempfile.gettempdir(), fix) from None
+
+    def read(self, kind: Any, count: int) -> np.ndarray:
+        dtype = np.dtype(kind)
+        return np.frombuffer(self._file.read(count * dtype.itemsize), dtype)
