@@ -133,7 +133,7 @@ def test_predicted_with_the_given_settings_and_the_assumption_told() -> None:
     limits = said["servers"]["far"]
     assert (limits["max_num_batched_tokens"], limits["max_num_seqs"]) == (1024, 2)
     assert [p["point"] for p in said["points"]] == ["c0001", "c0008", "fresh-c0002"]
-    assert said["points"][1]["running_mean"] < 4 and "assumed to schedule" in said["points"][0]["note"]
+    assert said["points"][1]["running_mean"] < 4 and "as if it were vLLM" in said["points"][0]["note"]
     started = {r["engine"]: r["wall_s"] for r in plan.plan(run, shape, gpu)["rows"] if r["point"] == "start"}
     assert started["far"] > 10  # a start takes time; a server that runs already takes none
     run = params.RunParams.model_validate(data | {"engines": {"far": {"kind": "openai", "url": "http://127.0.0.1:9"}}})
@@ -146,7 +146,8 @@ SGLANG = json.loads("""
  "kv_cache_dtype": "auto", "mem_fraction_static": 0.836, "max_running_requests": 128, "chunked_prefill_size": 8192,
  "max_prefill_tokens": 16384, "page_size": 1, "device": "cuda", "tp_size": 1, "attention_backend": "fa3",
  "disable_radix_cache": false, "cuda_graph_bs": [1, 2, 4], "disable_cuda_graph": true,
- "disable_overlap_schedule": false, "enable_mixed_chunk": false, "status": "ready", "max_total_num_tokens": 20480, "max_req_input_len": 20474,
+ "disable_overlap_schedule": false,
+ "enable_mixed_chunk": false, "status": "ready", "max_total_num_tokens": 20480, "max_req_input_len": 20474,
  "internal_states": [{"max_total_tokens": 20480}], "version": "0.5.9"}
 """)
 

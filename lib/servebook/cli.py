@@ -89,6 +89,12 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--json", action="store_true")
     sub = command("serve", _serve, "start an engine in the foreground; Ctrl-C stops it and all it started")
     sub.add_argument("--engine", required=True, metavar="NAME")
+    sub = command("grid", _grid, "one parameter file for every combination of settings")
+    sub.add_argument(
+        "--set", action="append", required=True, metavar="KEY=A,B", dest="settings",
+        help="a key and its values, e.g. hardware.gpu=A100-80GB-SXM,H200; may be repeated",
+    )  # fmt: skip
+    sub.add_argument("--into", type=Path, required=True, metavar="DIR", help="where the files are written")
     commands.add_parser("measure", help="load any OpenAI-compatible server (servebook measure --help)")
     sub = command("run", _run, "execute the book: predict, serve, measure, analyse, report")
     sub.add_argument("--only", metavar="STAGE", help="one notebook (name or number), one sweep, or report")
@@ -165,6 +171,15 @@ def _capacity(options: argparse.Namespace) -> int:
     return predict_cli.capacity_main(
         options.params, options.prompt_tokens, options.output_tokens, options.gpu, as_json=options.json
     )
+
+
+def _grid(options: argparse.Namespace) -> int:
+    from .book import find_params
+    from .grid import write_grid
+
+    for path in write_grid(find_params(options.params), options.settings, options.into):
+        print(path)
+    return 0
 
 
 def _serve(options: argparse.Namespace) -> int:

@@ -81,7 +81,7 @@ def server(name: str, engine: Engine, shape: ModelShape, gpu: Gpu, facts: Mappin
     if given.data_parallel_size > 1:
         notes.append("data parallel replicas are not modelled: figures are one replica's")
     if not isinstance(engine, VllmEngine):
-        notes.append("not an engine this predictor knows: assumed to schedule and compute as vLLM would")
+        notes.append("predicted as if it were vLLM with these settings")
     big = gpu.memory_gib >= BIG_GPU_GIB and "A100" not in gpu.name
     default = (16384 if gpu.memory_gib >= HUGE_GPU_GIB else 8192, 1024) if big else (2048, 128 if gpu.is_cpu else 256)
     budget = known.get("max_num_batched_tokens") or given.max_num_batched_tokens or default[0]
