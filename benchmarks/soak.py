@@ -74,8 +74,8 @@ def main() -> int:
     growth = memory[-1] / memory[0] - 1 if len(memory) > 1 else float("nan")
     print(
         f"{point['requests']} requests, {point['failures']} failures, {point['seconds']:.0f} s, "
-        f"{point['request_rate_per_s']:.0f} requests/s; memory {growth:+.1%} after the first tenth, most {peak:.1f} MiB; "
-        f"Little's law {point['little_error']:+.2%}"
+        f"{point['request_rate_per_s']:.0f} requests/s; memory {growth:+.1%} after the first tenth, "
+        f"most {peak:.1f} MiB; Little's law {point['little_error']:+.2%}"
     )
     return 0 if growth < 0.05 and abs(point["little_error"]) < 0.02 and not point["failures"] else 1
 

@@ -131,6 +131,7 @@ class Client:
     ) -> None:
         self.url, self.endpoint, self.timeout_s = url.rstrip("/"), self_path(url, endpoint), timeout_s
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        self._key = api_key
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
@@ -177,6 +178,8 @@ class Client:
             reply.error = f"{type(error).__name__}: {error}"[:300]
         reply.end = now()
         self._settle(reply)
+        if self._key and reply.error:  # servers quote the key that they refuse; errors are stored
+            reply.error = reply.error.replace(self._key, "[key]")
 
     async def _exchange(self, body: bytes, reply: Reply) -> None:
         feed = reply.stream.feed

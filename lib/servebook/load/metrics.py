@@ -185,7 +185,7 @@ class Account:
         (before, after), first, last = self._ends, self._first, self._last
         queries, hits = delta(first, last, "cache_queries"), delta(first, last, "cache_hits")
         if queries is None and hits is not None:  # SGLang looks up every prompt token and does not count that
-            queries = delta(*whole, "prompt_tokens")
+            queries = delta(first, last, "prompt_tokens")
 
         def gpu(name: str) -> float | None:
             return stats.mean([s.gpu[name] for s in self._inside if name in s.gpu])
