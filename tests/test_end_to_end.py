@@ -146,6 +146,24 @@ def test_a_second_run_measures_nothing_again_and_keeps_the_ink(finished):
     assert (run / "predictions.json").read_bytes() == ink
 
 
+def test_a_packed_run_is_told_again_without_measuring(finished, tmp_path):
+    run, _ = finished
+    kept = tmp_path / "quick"
+    assert servebook("pack", str(run), str(kept), outputs=tmp_path).returncode == 0
+    assert sum(f.stat().st_size for f in kept.rglob("*") if f.is_file() and f.name != "report.html") < 500_000
+    (kept / "report.html").unlink()
+    before = {p: p.read_bytes() for p in kept.rglob("*.json")}
+    done = servebook("report", str(kept), outputs=tmp_path / "nowhere")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert {p: p.read_bytes() for p in before} == before and not (tmp_path / "nowhere").exists()
+
+    def figures(page):  # the tables' cells, the machine-dependent boxes aside
+        text = page.read_text()
+        return re.findall(r"<td[^>]*>(.*?)</td>", text[: text.rindex("Run it again")])
+
+    assert len(figures(kept / "report.html")) > 100 and figures(kept / "report.html") == figures(run / "report.html")
+
+
 def test_rendering_again_gives_the_same_bytes(finished):
     run, _ = finished
     pages = set()

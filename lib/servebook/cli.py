@@ -115,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("into", metavar="DIR", type=Path, help="a new folder")
     sub = command("report", _report, "render a stored run again; needs no GPU", params=False)
     sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
+    sub.add_argument("--again", action="store_true", help="execute its notebooks again first, without measuring")
     return parser
 
 
@@ -252,8 +253,11 @@ def _pack(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from . import pipeline
     from .book import Book
+    from .retell import retell
 
     book = Book.at(options.run_dir)
+    if options.again or not (book.dir / "notebooks").exists():
+        retell(book.dir)
     print(pipeline.report(book, str(options.run_dir / "params.yaml")))
     return 0
 

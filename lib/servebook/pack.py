@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 KEPT = (
     "params.yaml", "hardware.json", "provenance.json", "predictions.json", "points.csv", "peers.csv", "preflight.json",
-    "report.html", "social.md",
+    "time.jsonl", "report.html", "social.md",
 )  # fmt: skip
 FOLDERS = ("engines", "stops", "requests")  # their .json files: facts, what is missing and why, points
 LEFT_OUT = ["gaps_ms"]
