@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
 import resource
 import socket
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,8 @@ from servebook import preflight
 from servebook.params import RunParams
 
 IDLE = {
-    "gpu": "NVIDIA A40", "driver": "580.65", "cuda_driver": 13.0, "utilization_percent": 0, "throttle_reasons": 0x1,
+    "gpu": "NVIDIA A40", "gpus": 1, "memory_total_bytes": 48 * 10**9,
+    "driver": "580.65", "cuda_driver": 13.0, "utilization_percent": 0, "throttle_reasons": 0x1,
     "temperature_c": 35, "power_limit_w": 300.0, "memory_used_bytes": 300 * 2**20, "processes": [], "ecc": True,
 }  # fmt: skip
 BASE: dict[str, Any] = {
@@ -36,13 +41,14 @@ class GpuMachine(preflight.Machine):
         cuda: tuple[int, int] | None = (13, 0),
         nvcc: Path | None = None,
         answers: dict[str, tuple[int, str]] | None = None,
+        asked: RunParams | None = None,
         **gpu: Any,
     ) -> None:
-        super().__init__(None, None, None)
+        super().__init__(asked, None, None)
         self.__dict__.update(gpu={**IDLE, **gpu}, torch_cuda=cuda, nvcc=nvcc)
-        self.answers = answers or {}
+        self.answers = {Path(sys.executable).name: (0, "0 0 1\n")} | (answers or {})  # CUDA starts, one device
 
-    def output(self, *command: str, stdin: str = "") -> tuple[int, str]:
+    def output(self, *command: str, stdin: str = "", timeout_s: float = 7.0) -> tuple[int, str]:
         return self.answers.get(Path(command[0]).name) or super().output(*command, stdin=stdin)
 
 
@@ -67,11 +73,20 @@ def test_here_it_is_quick_complete_and_never_raises(tmp_path: Path) -> None:
         (GpuMachine(cuda_driver=12.4), "fail", "CUDA 12.4"),
         (GpuMachine(cuda=(13, 1)), "warn", "one major version"),
         (GpuMachine(cuda=None), "fail", "built for the CPU"),
+        (GpuMachine(answers={Path(sys.executable).name: (0, "999 3 0")}), "fail", "CUDA does not start (999 3 0)"),
+        (GpuMachine(answers={Path(sys.executable).name: (1, "OSError: libcuda.so.1")}), "fail", "libcuda.so.1"),
     ],
 )
 def test_driver_against_torch(machine: GpuMachine, status: str, words: str) -> None:
     check = found("driver and CUDA runtime", machine)
     assert check.status == status and words in check.detail
+
+
+def test_a_gpu_whose_driver_does_not_answer_is_not_taken_for_none() -> None:
+    machine = preflight.Machine(None, None, None)
+    machine.__dict__["silent_driver"] = "Failed to initialize NVML: Driver/library version mismatch"
+    check = found("driver and CUDA runtime", machine)
+    assert check.status == "fail" and "version mismatch" in check.detail and check.fix
 
 
 def toolkit(folder: Path, newest_gcc: int) -> Path:
@@ -99,10 +114,53 @@ def test_nvcc_missing_or_broken(tmp_path: Path) -> None:
     )
 
 
+COMPILES = {"nvcc": (0, "")}
+
+
 @pytest.mark.parametrize(("gcc", "status"), [("12", "ok"), ("15.1.0", "ok"), ("16", "fail")])
 def test_host_compiler_within_nvccs_range(tmp_path: Path, gcc: str, status: str) -> None:
-    check = found("host compiler for nvcc", GpuMachine(nvcc=toolkit(tmp_path, 15), answers={"gcc": (0, gcc)}))
+    machine = GpuMachine(nvcc=toolkit(tmp_path, 15), answers={"gcc": (0, gcc), **COMPILES})
+    check = found("host compiler for nvcc", machine)
     assert check.status == status and "15" in check.detail
+
+
+def test_the_fix_for_the_host_compiler_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"gcc": (0, "16"), "g++-15": (0, "15"), **COMPILES}
+    check = found("host compiler for nvcc", GpuMachine(nvcc=toolkit(tmp_path, 15), answers=versions))
+    variable, _, value = check.fix.rpartition(" set ")[2].partition("=")
+    monkeypatch.setenv(variable, value.strip("'"))
+    after = found("host compiler for nvcc", GpuMachine(nvcc=tmp_path / "bin/nvcc", answers=versions))
+    assert (check.status, after.status) == ("fail", "ok"), after.detail
+
+
+def test_a_kernel_is_compiled_and_not_only_looked_up(tmp_path: Path) -> None:
+    broken = {"gcc": (0, "12"), "nvcc": (1, "nvcc fatal : Failed to preprocess host compiler properties.")}
+    check = found("host compiler for nvcc", GpuMachine(nvcc=toolkit(tmp_path, 15), answers=broken))
+    assert check.status == "fail" and "Failed to preprocess" in check.detail and "-ccbin" in check.fix
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_gcc_that_was_pointed_elsewhere_has_no_cc1plus_though_gpp_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gcc = script(tmp_path / "gcc-13", "case $1 in -print-prog-name=*) echo cc1plus;; *) echo 13;; esac")
+    monkeypatch.setenv("CC", str(gcc))
+    check = found("C++ toolchain", GpuMachine())
+    assert check.status == "fail" and "has no cc1plus" in check.detail and "g++" in check.fix
+
+
+def test_headers_that_are_there_and_do_not_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found("Python headers", GpuMachine()).status == "ok"
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    assert "is missing" in found("Python headers", GpuMachine()).detail
+    (tmp_path / "Python.h").write_text('#include "pyconfig-64.h"\n')  # a part of another package is gone
+    check = found("Python headers", GpuMachine())
+    assert check.status == "fail" and "does not compile" in check.detail and "-dev" in check.fix
 
 
 def test_compiler_without_cc1plus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -137,20 +195,51 @@ def test_state_of_the_gpu(check: str, gpu: dict[str, Any], status: str, words: s
     assert result.status == status and words in result.detail
 
 
+@pytest.mark.parametrize(
+    ("hardware", "gpu", "status", "words"),
+    [
+        ({"gpu": "A40"}, {}, "ok", "A40"),
+        ({"gpu": "detect"}, {}, "skipped", ""),
+        ({"gpu": "H200"}, {}, "fail", "the parameters are for H200, here is A40"),
+        ({"gpu": "A40"}, {"gpu": "NVIDIA X1"}, "warn", "NVIDIA X1"),
+    ],
+)
+def test_the_card_is_the_one_that_the_predictions_are_for(
+    hardware: dict[str, Any], gpu: dict[str, Any], status: str, words: str
+) -> None:
+    check = found("GPU as in the parameters", GpuMachine(asked=run_params(hardware=hardware), **gpu))
+    assert check.status == status and words in check.detail, check
+
+
+def test_fewer_gpus_than_an_engine_needs() -> None:
+    asked = run_params(hardware={"gpu": "A40"}, engines={"v": {"kind": "vllm", "tensor_parallel_size": 2}})
+    assert "2 GPUs are needed, 1 here" in found("GPU as in the parameters", GpuMachine(asked=asked)).detail
+
+
 def test_disk_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "RESULTS_GB", 1e9)
+    monkeypatch.setattr("servebook.preflight.system.RESULTS_GB", 1e9)
     check = found("disk", preflight.Machine(run_params(), tmp_path, tmp_path / "run"))
     assert check.status == "fail" and "GB needed" in check.detail
 
 
+def test_folders_are_written_to_and_programs_run_from_them(tmp_path: Path) -> None:
+    assert found("output folder", preflight.Machine(None, None, tmp_path / "new" / "run")).status == "ok"
+    assert list(tmp_path.iterdir()) == []
+    check = found("output folder", preflight.Machine(None, None, Path("/proc/run")))
+    assert check.status == "fail" and "/proc is not writable" in check.detail
+    assert found("temporary folder", GpuMachine()).status == "ok"
+    check = found("temporary folder", GpuMachine(answers={"true": (127, "Permission denied")}))
+    assert check.status == "fail" and "Permission denied" in check.detail and "TMPDIR" in check.fix
+
+
 def test_file_descriptors_for_the_largest_concurrency() -> None:
-    sweep = {"kind": "concurrency", "prompt_tokens": 8, "output_tokens": 8, "concurrency": [1, 64]}
+    sweep = {"kind": "concurrency", "prompt_tokens": 8, "output_tokens": 8, "concurrency": [1, 640]}
     machine = preflight.Machine(run_params(sweeps={"s": sweep}), None, None)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (600, hard))
         check = found("open files", machine)
-        assert check.status == "fail" and "C = 64" in check.detail and "ulimit -n" in check.fix
+        assert check.status == "fail" and "C = 640" in check.detail and "ulimit -n" in check.fix
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -177,6 +266,60 @@ def test_model_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     hub = preflight.Machine(run_params(model={"hub": "nobody/nothing"}), tmp_path, None)
     check = found("model", hub)
     assert check.status == "fail" and "HF_HUB_OFFLINE" in check.detail
+
+
+@contextlib.contextmanager
+def hub(status: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A Hub that answers everything with one status; the paths it was asked for."""
+    asked: list[str] = []
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            asked.append(self.path)
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        yield asked
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "words"),
+    [(200, "ok", "lets us read it"), (401, "fail", "refuses it"), (404, "fail", "has no some/model at v1")],
+)
+def test_the_hub_is_asked_for_the_very_model(
+    monkeypatch: pytest.MonkeyPatch, answer: int, status: str, words: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "planted-4711")
+    with hub(answer, monkeypatch) as asked:
+        machine = preflight.Machine(run_params(model={"hub": "some/model", "revision": "v1"}), None, None)
+        check = found("model", machine)
+    assert asked == ["/some/model/resolve/v1/config.json"]
+    assert check.status == status and words in check.detail and "planted" not in f"{check}"
+
+
+def test_the_cache_counts_for_the_revision_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+    from servebook.params import ModelParams
+    from servebook.preflight import needs
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--a--b/snapshots/0123abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (tmp_path / "models--a--b/refs").mkdir()
+    (tmp_path / "models--a--b/refs/main").write_text("0123abc")
+    dummy = {"hub": "a/b", "weights": "dummy"}
+    has = [needs.cached(ModelParams(**dummy, revision=r)) for r in (None, "main", "0123abc", "v2")]
+    assert has == [True, True, True, False]
+    assert not needs.cached(ModelParams(hub="a/b")), "no weights there"
 
 
 def preflight_config() -> Path:
