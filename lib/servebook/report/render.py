@@ -22,7 +22,9 @@ TEMPLATE = Path(__file__).parent / "template"
 HIDDEN = {"remove-cell", "notebook-only"}  # tags of cells that stay out of the page
 # Whatever slips into the page: no script runs and nothing is fetched
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+FIXED_IDS = ("top", "content", "contents", "lab-book", "glossary", "data")  # of the template
 KICKER = "Predicted, frozen, measured, explained"
+GLOSSARY = Path(__file__).parents[1] / "data" / "glossary.md"
 LARGEST_DOWNLOAD = 600_000  # bytes
 
 
@@ -49,7 +51,7 @@ def render(
     paths = [Path(n) for n in notebooks]
     out = Path(out) if out else run_dir / "report.html"
     ids = Ids()
-    for fixed in ("top", "content", "contents", "lab-book", "data"):
+    for fixed in FIXED_IDS:
         ids.new(fixed)
     anchors = {p.name: ids.new("post" if _is_post(p) else slug(p.stem)) for p in paths}
     posts = [p for p in paths if _is_post(p)]
@@ -71,6 +73,7 @@ def write_page(out: Path, post: Sequence[Chapter], chapters: Sequence[Chapter], 
         part.body = _hoist(part.body, rules)
     style = _style() + "\n" + "".join(sorted(rules))
     fixed = {"post": post, "chapters": chapters, "policy": POLICY, "permalink": permalink, "plain": plain}
+    fixed["glossary"] = glossary()
     page = (
         _environment()
         .get_template("page.html.j2")
@@ -84,12 +87,18 @@ def write_page(out: Path, post: Sequence[Chapter], chapters: Sequence[Chapter], 
     return out
 
 
+def glossary() -> str:
+    """The glossary as the page's last chapter, without its title and the words about itself."""
+    text = GLOSSARY.read_text(encoding="utf-8")
+    return markdown(text[text.index("\n## ") :], Page(Ids(), "glossary-", 1))
+
+
 class Body:
     """A page's body that is put together here and not in a notebook: sections, tables, figures."""
 
     def __init__(self) -> None:
         self.page = Page(Ids())
-        for fixed in ("top", "content", "contents", "lab-book", "data"):
+        for fixed in FIXED_IDS:
             self.page.ids.new(fixed)
         self.parts: list[str] = []
         self.sections: list[tuple[int, str, str]] = []

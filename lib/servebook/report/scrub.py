@@ -1,5 +1,7 @@
-"""What names this machine's folders, out of what is published: a path inside the project or the run keeps its short
-name, any other keeps its end."""
+"""What names this machine's folders, out of what is published.
+
+A path inside the project or the run keeps its short name, any other keeps its end.
+"""
 
 from __future__ import annotations
 
