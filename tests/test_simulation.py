@@ -12,7 +12,7 @@ from servebook.simulation import Load, Prompt, arrivals, simulate, simulate_naiv
 class Times:
     """Fixed step times: 10 ms a decode step plus 1 µs a context token, 100 ms a step that prefills."""
 
-    event_s = 0.0
+    event_s = prepare_s = 0.0
 
     def first_event(self, prompt_tokens):
         return 0.0
@@ -21,7 +21,13 @@ class Times:
         return 0.010, 1e-6
 
     def mixed(self, step):
-        return 0.100 + 1e-6 * step.kv_tokens
+        return 0.100 + 1e-6 * step.kv_tokens, 1.0
+
+    def decode_draw(self, decodes, kv_tokens, seconds):
+        return 0.7
+
+    def slowdown(self, drawn):
+        return 1.0
 
     def launch(self, tokens):
         return 0.0
@@ -67,7 +73,7 @@ class Launching(Times):
         return 0.010, 0.0
 
     def mixed(self, step):
-        return 0.001
+        return 0.001, 1.0
 
     def launch(self, tokens):
         return 0.030
@@ -84,6 +90,19 @@ def test_a_launch_is_hidden_only_by_the_step_before():
     assert a.end_s - alone.end_s == pytest.approx(0.030 - 2 * 0.010, abs=1e-4) and b.first_s >= 1.032
 
 
+def test_preparing_a_step_shows_only_where_the_gpu_waits_for_it():
+    # 4 ms to prepare a step: hidden behind 10 ms decode steps, but not before a first one, and not after a long launch
+    times = Launching()
+    times.prepare_s = 0.004
+    r = simulate(SchedulerConfig(), times, Load([Prompt(16, 11)], concurrency=1, requests=5, warmup=2))
+    # the first decode step is prepared (4 ms) before the first token, which the launch (30 ms) held back, is fetched
+    assert r.mean("ttft_s") == pytest.approx(0.002 + 0.004 + 0.030 + 0.004)
+    assert r.mean("tpot_s") == pytest.approx(0.010, abs=1e-9)
+    serial = SchedulerConfig(async_scheduling=False)
+    r = simulate(serial, times, Load([Prompt(16, 11)], concurrency=1, requests=5, warmup=2))
+    assert r.mean("tpot_s") == pytest.approx(0.014)
+
+
 def test_a_saturated_api_server_delays_new_requests():
     # 64 sequences' tokens every 10 ms: at 0.1 ms an event the loop idles, at 0.2 ms (12.8 ms a step) it never does
     waits = []
@@ -97,6 +116,25 @@ def test_a_saturated_api_server_delays_new_requests():
     assert waits[0] == pytest.approx(0.002)
     assert 0.002 < waits[1] < 0.002 + 0.0064 + 1e-9
     assert waits[2] == pytest.approx(0.002 + 4 * 0.0128, rel=0.1)
+
+
+class Hot(Times):
+    """Prefills draw 1.1 of the power cap, decodes 0.7; above 1.0 on average a prefill takes twice as long."""
+
+    def mixed(self, step):
+        return 0.100, 1.1
+
+    def slowdown(self, drawn):
+        return 2.0 if drawn > 1.0 else 1.0
+
+
+def test_only_prefills_that_never_rest_are_slowed_by_the_power_cap():
+    # 0.3 s of prefill, then 2 s of decode: the average over half a second never passes 1.0
+    rested = simulate(SchedulerConfig(), Hot(), Load([Prompt(6000, 200)], concurrency=1, requests=5))
+    assert rested.mean("ttft_s") == pytest.approx(0.302)
+    # 3 s of prefill: 0.25 + 0.85 · (1 − exp(−t / 0.5 s)) passes it after 1.07 s: 11 steps, then 19 slow ones
+    long = simulate(SchedulerConfig(), Hot(), Load([Prompt(2048 * 30, 2)], arrivals_s=[0.0]))
+    assert long.requests[0].first_s == pytest.approx(0.002 + 0.1 * (11 + 2 * 19))
 
 
 def test_an_open_loop_below_saturation_puts_out_what_is_offered():

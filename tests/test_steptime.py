@@ -23,7 +23,7 @@ def constants(**over):
     base = {
         "bandwidth_share": 1.0, "matmul_share": 1.0, "overlap_loss": 0.0, "attention_share": 1.0, "mixed_rows": 1.0,
         "host_s": 0.0, "host_per_sequence_s": 0.0, "frontend_request_s": 0.0, "frontend_token_s": 0.0,
-        "layer_launch_s": 0.0, "piecewise_share": 0.6, "kv_recopy": 3.0,
+        "layer_launch_s": 0.0, "piecewise_share": 0.5, "prepare_s": 0.0, "kv_recopy": 3.0,
     }  # fmt: skip
     return base | over
 
@@ -41,10 +41,10 @@ def test_at_datasheet_rates_decode_is_weights_and_kv_over_bandwidth(qwen):
 
 def test_at_datasheet_rates_a_prefill_step_is_its_flops(qwen):
     # post 2: 6.74e12 FLOPs for 512 prompt tokens, 149.7 TFLOP/s: 45 ms
-    seconds = VllmTimes(qwen, A40, constants()).mixed(step(0, 0, (512, 0, True)))
+    seconds = VllmTimes(qwen, A40, constants()).mixed(step(0, 0, (512, 0, True)))[0]
     assert seconds == pytest.approx(6.74e12 / 149.7e12, rel=2e-3)
     # nothing hidden: weights are added, ~65 ms in post 2
-    loss = VllmTimes(qwen, A40, constants(overlap_loss=1.0)).mixed(step(0, 0, (512, 0, True)))
+    loss = VllmTimes(qwen, A40, constants(overlap_loss=1.0)).mixed(step(0, 0, (512, 0, True)))[0]
     assert loss == pytest.approx(0.065, rel=0.02)
 
 
@@ -61,7 +61,7 @@ def test_mixed_steps_pay_rows_only_with_flash_attention_2(qwen):
         assert priors["mixed_rows"].value == rows
     times = VllmTimes(qwen, A40, constants(mixed_rows=90, attention_share=0.5))
     kv = 31 * 8200
-    extra = times.mixed(step(31, kv, (2017, 0, False))) - times.mixed(step(31, 0, (2017, 0, False)))
+    extra = times.mixed(step(31, kv, (2017, 0, False)))[0] - times.mixed(step(31, 0, (2017, 0, False)))[0]
     assert extra == pytest.approx(90 * qwen.attention_flops_per_context_token * kv / (0.5 * 149.7e12))
     _, pure_b = times.decode(31, kv)
     assert extra > 3 * pure_b * kv  # what the same KV costs in a pure decode step
@@ -80,7 +80,7 @@ def test_parts_sum_to_the_step(qwen, chunks):
     times = VllmTimes(qwen, A40, priors)
     s = step(20, 20 * 4000, *chunks)
     a, b = times.decode(20, s.kv_tokens)
-    seconds = times.mixed(s) if chunks else a + b * s.kv_tokens
+    seconds = times.mixed(s)[0] if chunks else a + b * s.kv_tokens
     assert sum(times.parts(20, s.kv_tokens, chunks).values()) == pytest.approx(seconds)
     naive = NaiveTimes(qwen, A40, {n: p.value for n, p in naive_priors(qwen, A40).items()})
     assert sum(naive.parts(512, 128).values()) == pytest.approx(naive.per_token(512, 128))
@@ -111,16 +111,30 @@ def test_sliding_window_bounds_what_decodes_read():
 def test_a_step_that_prefills_ends_no_sooner_than_it_is_launched(qwen):
     # an H200 prefills 128 tokens in the time of 512 (14 ms), and 513 in 22: the host launches, not the GPU computes
     h200 = CATALOG["H200"]
-    times = VllmTimes(qwen, h200, constants(layer_launch_s=0.0008), captured_tokens=512)
-    assert times.launch(512) == pytest.approx(0.6 * 28 * 0.0008)
+    slow = constants(layer_launch_s=0.0008, prepare_s=0.0025)
+    times = VllmTimes(qwen, h200, slow, captured_tokens=512)
+    assert times.launch(512) == pytest.approx(0.5 * 28 * 0.0008)
     assert times.launch(513) == pytest.approx(28 * 0.0008)
-    assert times.first_token(128, 2048) == times.first_token(512, 2048) == times.launch(512)
+    # prepared, launched, and the first decode step prepared before the token is fetched
+    assert times.first_token(128, 2048) == times.first_token(512, 2048) == pytest.approx(times.launch(512) + 0.005)
     assert times.launch_bound(512, 2048) == (True, False)  # a pure decode step is one graph
     assert times.decode(8, 0)[0] < 0.004
     # 16 chunks of a long prompt keep the GPU busy: their launches are hidden
     long = times.first_token(32_768, 2048)
-    assert long == pytest.approx(VllmTimes(qwen, h200, constants()).first_token(32_768, 2048))
+    assert long == pytest.approx(0.0025 + VllmTimes(qwen, h200, constants()).first_token(32_768, 2048))
     assert times.launch_bound(32_768, 2048)[0] is False
+
+
+def test_power_follows_what_a_step_does(qwen):
+    # an H200 drew 485 of 700 W decoding one sequence, 700 to 740 W prefilling a lone prompt
+    h200 = CATALOG["H200"]
+    times = VllmTimes(qwen, h200, {n: p.value for n, p in vllm_priors(qwen, h200).items()})
+    a, b = times.decode(1, 600)
+    assert times.decode_draw(1, 600, a + b * 600) == pytest.approx(485 / 700, rel=0.05)
+    seconds, draw = times.mixed(step(0, 0, (2048, 2048, False)))
+    assert draw == pytest.approx(720 / 700, rel=0.05) and seconds > 0.03
+    assert times.slowdown(0.7) == 1.0 and times.slowdown(2.0) == pytest.approx(1 + times.capped_loss)
+    assert VllmTimes(qwen, A40, {n: p.value for n, p in vllm_priors(qwen, A40).items()}).slowdown(2.0) == 1.0
 
 
 def test_a_late_first_event_is_part_of_ttft_and_not_of_tpot(qwen):
@@ -128,6 +142,17 @@ def test_a_late_first_event_is_part_of_ttft_and_not_of_tpot(qwen):
     late = slow.first_event(16_384)
     assert slow.frontend(16_384) + late == pytest.approx(16_384e-6) and 0 < late < 16_384e-6
     assert fast.per_token(16_384, 16) - slow.per_token(16_384, 16) == pytest.approx(late / 15)
+
+
+def test_a_small_model_decodes_no_faster_than_a_step_is_prepared(qwen):
+    import dataclasses
+
+    tiny = dataclasses.replace(qwen, layers=2)
+    times = VllmTimes(tiny, CATALOG["H200"], constants(prepare_s=0.0025))
+    assert times.decode(1, 1000) == (0.0025, 0.0) and times.launch_bound(512, 2048)[1]
+    assert sum(times.parts(1, 1000, []).values()) == pytest.approx(0.0025)
+    a, b = times.decode(256, 4_000_000)  # enough work to hide it
+    assert b > 0 and a + b * 4_000_000 > 0.0025
 
 
 def test_without_graphs_decode_is_launch_bound_too(qwen):

@@ -33,14 +33,15 @@ def breakdown(scenario: Scenario, times: Times, outcome: Outcome, result: Result
 
 
 def _steps(times: VllmTimes, result: Result) -> Iterator[tuple[LogEntry, Parts]]:
-    """The steps with their seconds by cause. What a step that prefills takes beyond the GPU's time, at most what
+    """The steps with their seconds by cause. What a step takes beyond the GPU's time, at most what preparing and
     launching it takes, is the host's launch: the rest of it the GPU hid with the step before."""
     before = 0.0
     for e in result.log:
         parts = times.parts(e.decodes, e.kv_tokens, [c[1:] for c in e.chunks])
-        if e.chunks:
-            launch = times.launch(e.decodes + sum(c[1] for c in e.chunks))
-            parts["launch"] = max(0.0, min(e.end_s - before, launch) - sum(parts.values()))
+        host = times.prepare_s + (times.launch(e.decodes + sum(c[1] for c in e.chunks)) if e.chunks else 0.0)
+        parts["power_cap"] = e.capped_s
+        late = (e.end_s - before) / e.steps - sum(parts.values())
+        parts["launch"] = parts.get("launch", 0.0) + min(max(late, 0.0), host)
         before = e.end_s
         yield e, parts
 
@@ -89,6 +90,7 @@ def _first_token(times: VllmTimes, result: Result) -> Parts:
             add("mixed_attention_s", parts["mixed_attention"])
             add("host_s", parts["host"])
             add("launch_s", parts["launch"])
+            add("power_cap_s", parts["power_cap"])
             inside += sum(parts.values())
     # between two chunks of a prompt others may hold the whole budget; a preempted prompt is computed twice
     late = sum(times.first_event(r.prompt_tokens) for r in result.requests)
@@ -122,6 +124,7 @@ LABELS = {
     "decodes_of_others_s": "decodes of others",
     "host_s": "host",
     "launch_s": "host launching",
+    "power_cap_s": "power cap",
     "queue_s": "queue",
     "front_end_s": "front end",
     "waiting_s": "waiting",

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from .scheduler import Request, Scheduler, SchedulerConfig, Step
+from .steptime import CAP_WINDOW_S, IDLE_DRAW
 
 
 class StepTimes(Protocol):
@@ -24,11 +25,19 @@ class StepTimes(Protocol):
     def decode(self, decodes: int, kv_tokens: int) -> tuple[float, float]:
         """(a, b): a pure decode step takes a + b · kv_tokens."""
 
-    def mixed(self, step: Step) -> float:
-        """What the GPU takes for a step that also prefills."""
+    def mixed(self, step: Step) -> tuple[float, float]:
+        """What the GPU takes for a step that also prefills, and its power as a share of the board's cap."""
+
+    def decode_draw(self, decodes: int, kv_tokens: float, seconds: float) -> float:
+        """The power of a pure decode step, likewise."""
+
+    def slowdown(self, drawn: float) -> float:
+        """By how much a step that prefills is slower where so much power was drawn of late."""
+
+    prepare_s: float  # what the host takes before any step's first kernel: scheduling it, preparing its inputs
 
     def launch(self, tokens: int) -> float:
-        """What the host takes to launch such a step of so many tokens; the engine does nothing else meanwhile."""
+        """What it then takes to launch one that prefills, of so many tokens; the engine does nothing else meanwhile."""
 
     event_s: float  # what the API server takes to pass a token on
 
@@ -70,13 +79,15 @@ class Load:
 
 
 class LogEntry(NamedTuple):
-    """`steps` equal steps: decodes each, their mean kv_tokens, (request id, new, before, samples) chunks, the end."""
+    """`steps` equal steps: decodes each, their mean kv_tokens, (request id, new, before, samples) chunks, the end, and
+    the seconds lost to the power cap."""
 
     steps: int
     decodes: int
     kv_tokens: float
     chunks: tuple[tuple[int, int, int, bool], ...]
     end_s: float
+    capped_s: float = 0.0
 
 
 @dataclass
@@ -216,6 +227,20 @@ def _tokens(r: Request, start: float, end: float) -> float:
     return tokens + (span / (r.end_s - r.first_s) * (r.output_tokens - 1) if span else 0.0)
 
 
+class _Power:
+    """The board's power, as a share of its cap, averaged over about the last CAP_WINDOW_S seconds."""
+
+    def __init__(self) -> None:
+        self.drawn, self._at = IDLE_DRAW, 0.0
+
+    def step(self, draw: float, start: float, end: float) -> None:
+        """`draw` from start to end; idle before."""
+        for level, until in ((IDLE_DRAW, start), (draw, end)):
+            if until > self._at:
+                self.drawn = level + (self.drawn - level) * math.exp((self._at - until) / CAP_WINDOW_S)
+                self._at = until
+
+
 class _ApiLoop:
     """The API server's one event loop: every token of a step is an event of event_s. A loop that has not finished
     with a step when the next one's tokens come is saturated: vLLM then merges a request's tokens into one event, so it
@@ -271,7 +296,8 @@ def simulate(config: SchedulerConfig, times: StepTimes, load: Load, *, skip: boo
     gauge = [(0.0, 0, 0)]
     waited: set[int] = set()
     frontend_free = now = gpu_free = 0.0
-    frontend, due, loop = times.frontend, clients.due, _ApiLoop(times.event_s)
+    power = _Power()
+    frontend, due, loop, prepare = times.frontend, clients.due, _ApiLoop(times.event_s), times.prepare_s
 
     while not clients.over and now <= load.max_seconds:
         while due and (due[0][0] <= now or not ready):
@@ -294,14 +320,15 @@ def simulate(config: SchedulerConfig, times: StepTimes, load: Load, *, skip: boo
                     upcoming = due[0][0]  # it is not ready before it is sent
                 n, decodes, kv = scheduler.decodes, scheduler.decodes, scheduler.kv_tokens()
                 a, b = times.decode(decodes, kv)
-                first, grow = a + b * kv, b * n
-                start = max(gpu_free, now)
+                first, grow = a + b * kv + (prepare if depth == 1 else 0.0), b * n
+                start = max(gpu_free, now + (prepare if depth == 2 else 0.0))
                 steps = min(steady, _steps_before(upcoming - start, first, grow) + depth)
                 if upcoming <= start:
                     steps = 0
                 if steps > 1:
                     scheduler.skip(steps)
                     gpu_free = start + _sum(steps, first, grow)
+                    power.step(times.decode_draw(n, kv, first), start, gpu_free)
                     now = start + _sum(steps - 1, first, grow) if depth == 2 else gpu_free
                     if log:
                         entries.append(LogEntry(steps, decodes, kv + n * (steps - 1) / 2, (), gpu_free))
@@ -314,6 +341,7 @@ def simulate(config: SchedulerConfig, times: StepTimes, load: Load, *, skip: boo
             if step.empty:
                 end = max(now, queue[-1][1]) if queue else now
             else:
+                now += prepare
                 start = max(gpu_free, now)
                 if step.chunks:
                     tokens = step.decodes
@@ -322,14 +350,19 @@ def simulate(config: SchedulerConfig, times: StepTimes, load: Load, *, skip: boo
                         if r.scheduled_s < 0:
                             r.scheduled_s = start
                     now += times.launch(tokens)  # hidden as far as the GPU still runs the step before
-                    gpu_free = max(start + times.mixed(step), now)
+                    seconds, draw = times.mixed(step)
+                    capped = seconds * (times.slowdown(power.drawn) - 1)
+                    gpu_free = max(start + seconds + capped, now)
                 else:
                     a, b = times.decode(step.decodes, step.kv_tokens)
-                    gpu_free = start + a + b * step.kv_tokens
+                    seconds, capped = a + b * step.kv_tokens, 0.0
+                    draw = times.decode_draw(step.decodes, step.kv_tokens, seconds)
+                    gpu_free = start + seconds
                 end = gpu_free
+                power.step(draw, start, start + seconds + capped)
                 if log:
                     chunks = tuple((r.id, n, before, s) for r, n, before, s in step.chunks)
-                    entries.append(LogEntry(1, step.decodes, step.kv_tokens, chunks, end))
+                    entries.append(LogEntry(1, step.decodes, step.kv_tokens, chunks, end, capped))
             queue.append((step, end))
             if len(queue) < depth:
                 continue

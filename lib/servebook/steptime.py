@@ -7,10 +7,13 @@ W: weight bytes streamed, F: linear FLOPs and LM head of the step, BW = bandwidt
 step that also prefills it is max(K/BW, rows · its FLOPs / R_a): FlashAttention-2 splits the KV and packs the query
 heads of a group only when the longest query is one token, so each decode token fills a query tile of `rows` rows.
 
-That is the GPU's time. A step is over no sooner than the host has launched it, which takes layers × layer_launch_s
-kernel by kernel, piecewise_share of it where CUDA graphs replay all but the attention (a step that prefills, of no more
-tokens than the largest captured size), and next to nothing where one graph replays the whole step (pure decode). The
-launch floors were found on the H200 run of 2026-11-29 (outputs/reference), whose 512-token prompts they decide.
+That is the GPU's time. A step starts no sooner than the host has prepared it (prepare_s: scheduling, inputs, replaying
+a graph) and is over no sooner than the host has launched it: layers × layer_launch_s kernel by kernel, piecewise_share
+of it where CUDA graphs replay all but the attention (a step that prefills, of no more tokens than the largest captured
+size), and nothing more where one graph replays the whole step (pure decode). All of it hides behind the step before, if
+there is one; a step that the host held back is fetched only after the next one has been prepared. Prefills that never
+rest run into the board's power cap (capped_loss). Found on the H200 run of 2026-11-29 (outputs/reference): its 128- and
+1,024-token prompts, the gaps between events around every mixed step, and its NVML series.
 """
 
 from __future__ import annotations
@@ -37,10 +40,15 @@ class Prior:
 
 # what launching takes varies by so much from minute to minute (relative sd; the naive server's TPOT and vLLM's steps
 # beyond their graphs over the points of the H200 run of 2026-11-29)
-HOST_NOISE = 0.15
+HOST_NOISE = 0.18
 # of what the front end takes a prompt token, the part that falls after the engine's first token: on the H200 run of
 # 2026-11-29 the first event of a 16,384-token prompt came 13 ms late, its second token right behind it
 FIRST_EVENT_SHARE = 0.6
+# Board power as a share of its cap: idle, and what streaming at full rate, GEMMs and attention add; found on the H200's
+# NVML series (485 W decoding one sequence, 700 to 740 W in lone prefills, 690 W without rest). A lone prefill may
+# overshoot the cap; averaged over CAP_WINDOW_S it may not, and clocks fall from CAP_FROM on: see capped_loss.
+IDLE_DRAW, STREAM_DRAW, GEMM_DRAW, ATTENTION_DRAW = 0.25, 0.58, 0.80, 0.62
+CAP_FROM, CAP_FULL, CAP_WINDOW_S = 0.93, 1.03, 0.5
 BOTH_TABLES = "chosen with both public tables (A40, A100) in view"
 
 
@@ -56,7 +64,9 @@ def vllm_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object] | None 
     layer_s = {"hopper": 35e-6, "blackwell": 30e-6, "ada": 55e-6}.get(gpu.generation, 65e-6)
     host = 0.0004 + shape.layers * layer_s
     eager = "a layer's kernels one by one: the host's speed, not the GPU's; an H200's took 0.5 to 1 ms"
-    piecewise = "the attention is launched as ever, the rest as one graph a layer; on an H200's host 14 ms of 24"
+    piecewise = "the attention is launched as ever, the rest as one graph a layer; an H200's 128-token prompts"
+    cap = "prefills that never rest run at 1,520 MHz, lone ones at 1,800: 7 to 8 % slower on the H200 at C = 16 to 128"
+    prepare = "schedule, inputs, replay of a graph; from an H200 run's gap between a long launch and its first token"
     event = "detokenizing, JSON and a write a token on the API server's one loop; an H200 run's 13,000 events/s"
     return {
         "bandwidth_share": Prior(0.80, 0.05, 0.5, 0.95, "streaming kernels reach 75–92 % of the datasheet's bandwidth"),
@@ -65,8 +75,10 @@ def vllm_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object] | None 
         "attention_share": Prior(0.45, 0.10, 0.1, 0.8, "FlashAttention's causal prefill reaches 40–60 % of dense peak"),
         "mixed_rows": Prior(90, 10, 16, 128, tile) if tiled else Prior(1.2, 0.4, 1, 8, packed),
         "host_s": Prior(host, 0.3 * host, 0.0, 5 * host, "sampling, and ramps and tails of a layer's kernels", "s"),
-        "layer_launch_s": Prior(0.0008, 0.0002, 5e-5, 0.005, eager, "s"),
-        "piecewise_share": Prior(0.6, 0.12, 0.1, 1.0, piecewise),
+        "layer_launch_s": Prior(0.00077, 0.00018, 5e-5, 0.005, eager, "s"),
+        "piecewise_share": Prior(0.40, 0.12, 0.1, 1.0, piecewise),
+        "prepare_s": Prior(0.0026, 0.0006, 2e-4, 0.02, prepare, "s"),
+        "capped_loss": Prior(*((0.075, 0.02) if gpu.generation == "hopper" else (0.0, 0.01)), 0.0, 0.3, cap),
         "host_per_sequence_s": Prior(5e-6, 3e-6, 0.0, 1e-4, "scheduling and output handling a running request", "s"),
         "frontend_request_s": Prior(0.004, 0.003, 0.0, 0.1, "HTTP, JSON and the way through the engine's queues", "s"),
         "frontend_token_s": Prior(1.5e-6, 1.5e-6, 0.0, 3e-5, "parsing, validating and hashing prompt tokens", "s"),
@@ -156,7 +168,9 @@ class VllmTimes(_Model):
         self.captured_tokens = captured_tokens
         self.launch_s = shape.layers * constants.get("layer_launch_s", 0.0)  # a CPU launches nothing ahead
         self.piecewise_s = self.launch_s * constants.get("piecewise_share", 1.0)
+        self.prepare_s = constants.get("prepare_s", 0.0)  # on a CPU it is part of host_s: no step runs meanwhile
         self.sequence_s = constants["host_per_sequence_s"]
+        self.capped_loss = constants.get("capped_loss", 0.0)
         self.event_s = constants.get("frontend_event_s", 0.0)
         self.mixed_token_s = max(self.kv_token_s, constants["mixed_rows"] * self.pair_s)
         self._decode: dict[int, tuple[float, float]] = {}
@@ -181,16 +195,29 @@ class VllmTimes(_Model):
             full = 1 - shape.sliding_layers / shape.layers
             windowed = (1 - full) * decodes * shape.sliding_window * self.kv_token_s
             found = found[0] + windowed, full * self.kv_token_s
-        if decodes > self.captured_tokens and self.launch_s > found[0] + found[1] * kv_tokens:
-            return self.launch_s, 0.0
-        return found
+        floor = self._decode_floor(decodes)
+        return (floor, 0.0) if floor > found[0] + found[1] * kv_tokens else found
+
+    def _decode_floor(self, decodes: int) -> float:
+        """Seconds that the host takes for a pure decode step: one graph to replay, or every kernel to launch."""
+        return self.prepare_s + (self.launch_s if decodes > self.captured_tokens else 0.0)
 
     def launch(self, tokens: int) -> float:
         """Seconds that the host takes to launch a step of so many tokens that prefills; the step ends no sooner."""
         return self.piecewise_s if tokens <= self.captured_tokens else self.launch_s
 
-    def mixed(self, step: Step) -> float:
-        """Seconds that the GPU takes for a step that prefills (and may decode)."""
+    def decode_draw(self, decodes: int, kv_tokens: float, seconds: float) -> float:
+        """Board power of a pure decode step, as a share of its cap."""
+        read = self.weights_s + self._attended(decodes, kv_tokens) * self.kv_token_s
+        compute = decodes * (self.token_s + self.sample_s)
+        return IDLE_DRAW + (STREAM_DRAW * read + GEMM_DRAW * compute) / seconds
+
+    def slowdown(self, drawn: float) -> float:
+        """By how much a step that prefills is slower where `drawn` of the power cap was drawn of late."""
+        return 1 + self.capped_loss * min(max((drawn - CAP_FROM) / (CAP_FULL - CAP_FROM), 0.0), 1.0)
+
+    def mixed(self, step: Step) -> tuple[float, float]:
+        """(seconds, board power as a share of its cap) of a step that prefills and may decode, on a rested GPU."""
         tokens, samples, attention = step.decodes, step.decodes, 0.0
         for _, new, before, last in step.chunks:
             tokens += new
@@ -199,7 +226,10 @@ class VllmTimes(_Model):
         compute = tokens * self.token_s + samples * self.sample_s
         host = self.host_s + (step.decodes + len(step.chunks)) * self.sequence_s
         attended = self._attended(step.decodes, step.kv_tokens)
-        return host + self.linear(compute) + attention + attended * self.mixed_token_s
+        seconds = host + self.linear(compute) + attention + attended * self.mixed_token_s
+        read = self.weights_s + attended * self.kv_token_s
+        energy = STREAM_DRAW * read + GEMM_DRAW * compute + ATTENTION_DRAW * attention
+        return seconds, IDLE_DRAW + energy / seconds
 
     def _attended(self, decodes: int, kv_tokens: float) -> float:
         if not decodes or self.shape.sliding_window is None:
@@ -230,28 +260,36 @@ class VllmTimes(_Model):
             "prefill": self.linear(compute) - alone + attention,
             "host": host,
         }
-        if not chunks and decodes > self.captured_tokens:
-            parts["launch"] = max(0.0, self.launch_s - sum(parts.values()))
+        if not chunks:
+            parts["launch"] = max(0.0, self._decode_floor(decodes) - sum(parts.values()))
         return parts
 
     def first_token(self, prompt_tokens: int, budget: int) -> float:
         """Seconds from the first scheduled step to the first token, alone on the server."""
-        total, launched, before = 0.0, 0.0, 0
+        return self._first_token(prompt_tokens, budget)[0]
+
+    def _first_token(self, prompt_tokens: int, budget: int) -> tuple[float, bool]:
+        """(seconds, whether the host's launches decide them, not the GPU). The first decode step is launched before
+        the first token is fetched; the host launches ahead of the GPU where that is slower."""
+        gpu, host, before = 0.0, 0.0, 0
         while before < prompt_tokens:
             new = min(budget, prompt_tokens - before)
             last = before + new == prompt_tokens
             compute = new * self.token_s + last * self.sample_s
-            total += self.host_s + self.sequence_s + self.linear(compute) + self.prefill_attention(before, new)
-            launched += self.launch(new)  # ahead of the GPU where that is slower
-            total = max(total, launched)
+            host += self.prepare_s
+            gpu = max(gpu, host)
+            gpu += self.host_s + self.sequence_s + self.linear(compute) + self.prefill_attention(before, new)
+            host += self.launch(new)
+            gpu = max(gpu, host)
             before += new
-        return total
+        host += self.prepare_s
+        return max(gpu, host), host >= gpu
 
     def launch_bound(self, prompt_tokens: int, budget: int) -> tuple[bool, bool]:
         """Whether (the first token, the others) of a lone request wait for the host's launches, not for the GPU."""
-        first = self.first_token(prompt_tokens, budget) < 1.001 * self.launch(min(prompt_tokens, budget))
         a, b = self.decode(1, prompt_tokens)
-        return first, a + b * prompt_tokens < 1.001 * self.launch_s and self.captured_tokens == 0
+        floor = self._decode_floor(1)
+        return self._first_token(prompt_tokens, budget)[1], floor > 0 and a + b * prompt_tokens < 1.001 * floor
 
     def per_token(self, prompt_tokens: int, output_tokens: int) -> float:
         """Mean seconds an output token after the first, alone on the server, as a client counts them."""
