@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servebook import preflight
+from servebook import hardware, preflight
+from servebook.errors import ServebookError
 from servebook.params import RunParams
+from test_hardware import FakeNvml
 
 IDLE = {
     "gpu": "NVIDIA A40", "gpus": 1, "memory_total_bytes": 48 * 10**9,
@@ -87,6 +89,15 @@ def test_a_gpu_whose_driver_does_not_answer_is_not_taken_for_none() -> None:
     machine.__dict__["silent_driver"] = "Failed to initialize NVML: Driver/library version mismatch"
     check = found("driver and CUDA runtime", machine)
     assert check.status == "fail" and "version mismatch" in check.detail and check.fix
+
+
+def test_a_gpu_that_is_named_and_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml("pynvml"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-of-another-machine")
+    check = found("driver and CUDA runtime", preflight.Machine(None, None, None))
+    assert check.status == "fail" and "GPU-of-another-machine names no GPU of this machine" in check.detail
+    with pytest.raises(ServebookError, match=r"CUDA_VISIBLE_DEVICES=GPU-of-another-machine: names no GPU"):
+        hardware.detect()
 
 
 def toolkit(folder: Path, newest_gcc: int) -> Path:
@@ -196,7 +207,7 @@ def test_state_of_the_gpu(check: str, gpu: dict[str, Any], status: str, words: s
 
 
 @pytest.mark.parametrize(
-    ("hardware", "gpu", "status", "words"),
+    ("card", "gpu", "status", "words"),
     [
         ({"gpu": "A40"}, {}, "ok", "A40"),
         ({"gpu": "detect"}, {}, "skipped", ""),
@@ -205,9 +216,9 @@ def test_state_of_the_gpu(check: str, gpu: dict[str, Any], status: str, words: s
     ],
 )
 def test_the_card_is_the_one_that_the_predictions_are_for(
-    hardware: dict[str, Any], gpu: dict[str, Any], status: str, words: str
+    card: dict[str, Any], gpu: dict[str, Any], status: str, words: str
 ) -> None:
-    check = found("GPU as in the parameters", GpuMachine(asked=run_params(hardware=hardware), **gpu))
+    check = found("GPU as in the parameters", GpuMachine(asked=run_params(hardware=card), **gpu))
     assert check.status == status and words in check.detail, check
 
 

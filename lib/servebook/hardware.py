@@ -150,9 +150,14 @@ def _nvml():
 def _first_handle(nvml: Any) -> Any:
     """The first GPU this process may use: CUDA_VISIBLE_DEVICES counts where it holds indices or UUIDs."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    if first.startswith(("GPU-", "MIG-")):
-        return nvml.nvmlDeviceGetHandleByUUID(first)
-    return nvml.nvmlDeviceGetHandleByIndex(int(first) if first.isdigit() else 0)
+    try:
+        if first.startswith(("GPU-", "MIG-")):
+            return nvml.nvmlDeviceGetHandleByUUID(first)
+        return nvml.nvmlDeviceGetHandleByIndex(int(first) if first.isdigit() else 0)
+    except nvml.NVMLError as error:
+        count = nvml.nvmlDeviceGetCount()
+        where = f"CUDA_VISIBLE_DEVICES={first}"
+        raise ServebookError(f"names no GPU of this machine ({error})", where, f"It has {count}, from 0 on") from None
 
 
 def match(driver_name: str, total_bytes: int) -> Gpu:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .. import hardware, params
+from ..errors import ServebookError
+from ..hardware import NOT_AVAILABLE
 
 Status = Literal["ok", "warn", "fail", "skipped"]
 Finding = tuple[Any, ...]  # (status, detail) or (status, detail, fix)
@@ -38,11 +40,18 @@ class Machine:
     def __init__(self, run_params: params.RunParams | None, base: Path | None, run_dir: Path | None) -> None:
         self.params, self.base = run_params, base or Path.cwd()
         self.run_dir = run_dir or Path.cwd()
-        self.gpu = _gpu()
+        self._unseen: str | None = None
+        try:
+            found = hardware.snapshot()
+        except ServebookError as error:
+            found, self._unseen = {}, f"{error.where} {error.what}"
+        self.gpu: dict[str, Any] | None = None if found.get("gpu", NOT_AVAILABLE) == NOT_AVAILABLE else found
 
     @cached_property
     def silent_driver(self) -> str | None:
         """What the driver says where there is an NVIDIA device but no answer from it; None where all is in order."""
+        if self._unseen:
+            return self._unseen
         if self.gpu is not None or not (os.path.exists("/proc/driver/nvidia") or os.path.exists("/dev/nvidia0")):
             return None
         if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
@@ -103,12 +112,6 @@ class Machine:
         engines = self.params.engines.values() if self.params else []
         compiled = any(isinstance(e, params.VllmEngine) and not e.enforce_eager for e in engines)
         return self.gpu is not None or compiled
-
-
-def _gpu() -> dict[str, Any] | None:
-    """hardware.snapshot of the GPU, None where there is none."""
-    found = hardware.snapshot()
-    return None if found.get("gpu") == hardware.NOT_AVAILABLE else found
 
 
 def first_line(said: str) -> str:

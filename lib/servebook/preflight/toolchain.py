@@ -77,7 +77,8 @@ def host_compiler(m: Machine) -> Finding:
     limit = re.search(r"__GNUC__ > (\d+)", header.read_text(errors="replace")) if header else None
     status, version = m.output(gcc, "-dumpversion")
     if status:
-        return "fail", f"{gcc} is not found", "Install gcc and g++ (Debian, Ubuntu: apt install build-essential)"
+        fix = "Install gcc and g++ (Debian, Ubuntu: apt install build-essential)"
+        return "fail", f"{gcc} is not found", fix if gcc == "gcc" else "Correct NVCC_PREPEND_FLAGS or NVCC_CCBIN"
     detail = f"{gcc} {version.strip()}" + (f", nvcc takes up to {limit[1]}" if limit else "")
     if limit and int(version.split(".")[0]) > int(limit[1]):
         return "fail", detail, f"Install g++-{limit[1]} and set NVCC_PREPEND_FLAGS='-ccbin g++-{limit[1]}'"
