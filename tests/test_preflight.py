@@ -239,7 +239,7 @@ def test_folders_are_written_to_and_programs_run_from_them(tmp_path: Path) -> No
     check = found("output folder", preflight.Machine(None, None, Path("/proc/run")))
     assert check.status == "fail" and "/proc is not writable" in check.detail
     assert found("temporary folder", GpuMachine()).status == "ok"
-    check = found("temporary folder", GpuMachine(answers={"true": (127, "Permission denied")}))
+    check = found("temporary folder", GpuMachine(answers={"sh": (126, "Permission denied")}))
     assert check.status == "fail" and "Permission denied" in check.detail and "TMPDIR" in check.fix
 
 
