@@ -32,7 +32,7 @@ LAYERS: list[tuple[str, str, list[str]]] = [
     ("The run", "One object that binds the stages to a run's folder, and what walks through it.",
      ["preflight", "preflight.*", "sessions", "ledger", "stored", "measuring", "book", "pipeline", "retell"]),
     ("What people start", "The command, its parts, and the explorer.",
-     ["pack", "grid", "predict_cli", "measure_cli", "lab.*", "cli"]),
+     ["pack", "grid", "predict_cli", "measure_*", "lab.*", "cli"]),
 ]  # fmt: skip
 
 

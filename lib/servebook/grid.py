@@ -19,7 +19,8 @@ def write_grid(base: Path, settings: Sequence[str], into: Path) -> list[Path]:
     """Write `base` once for every combination of the settings and return the files, in order.
 
     settings: "KEY=A,B", KEY being a path of keys ("engines.vllm.max_num_seqs") and the values YAML. Every file is
-    validated as a whole before the first is written; its run is named base's run and the values. Raises ServebookError
+    validated as a whole before the first is written; its run is named base's run and the values (where a setting names
+    the run, that and the values of which there are several). Raises ServebookError
     for a key that leads nowhere, a value that does not fit, or two combinations of one name.
     """
     params.load(base)
@@ -30,7 +31,7 @@ def write_grid(base: Path, settings: Sequence[str], into: Path) -> list[Path]:
         data = yaml.safe_load(text)
         for (key, _), value in zip(axes, values, strict=True):
             _set(data, key, value)
-        data["run"] = "-".join([data["run"], *(_word(v) for v in values)])
+        data["run"] = "-".join([str(data["run"]), *_suffix(axes, values)])
         if data["run"] in made:
             raise ServebookError(f"two combinations are both {data['run']!r}", "--set", "Give values that differ")
         _keep_path(data, base, into)
@@ -80,6 +81,12 @@ def _keep_path(data: dict[str, Any], base: Path, into: Path) -> None:
     path = data["model"].get("path")
     if path and not Path(path).is_absolute():
         data["model"]["path"] = os.path.relpath(base.parent / path, into)
+
+
+def _suffix(axes: list[tuple[list[str], list[Any]]], values: Sequence[Any]) -> list[str]:
+    named = any(key == ["run"] for key, _ in axes)
+    told = [v for (key, of), v in zip(axes, values, strict=True) if key != ["run"] and (len(of) > 1 or not named)]
+    return [_word(v) for v in told]
 
 
 def _word(value: Any) -> str:

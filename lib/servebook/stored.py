@@ -94,7 +94,7 @@ class StoredRun:
         return named is None or engine in named
 
     def sweep_names(self, kind: str) -> list[str]:
-        return [name for name, s in self.params.sweeps.items() if s.kind == kind]
+        return [name for name, s in self.params.sweeps.items() if s.told_as == kind]
 
     def left_out(self) -> str | None:
         """Stored points that these parameters do not have, as a sentence; None where there are none."""

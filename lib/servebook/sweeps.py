@@ -23,6 +23,7 @@ class SweepKind(Strict):
     """What all kinds share. A kind adds its fields (`prompt_tokens` and `output_tokens`, each one count or a list of
     them, among others) and says in `points` what is measured."""
 
+    told_as: ClassVar[str] = "concurrency"  # the kind that chapters over all sweeps take it for
     notebook: ClassVar[str] = "03_short_prompts"  # tells the sweep where none is named after it
     kind: str
     engines: list[str] | None = None  # all of the run's engines unless given
@@ -57,7 +58,7 @@ class ConcurrencySweep(SweepKind):
 class PromptLengthSweep(SweepKind):
     """One client, prompts of growing length."""
 
-    notebook = "05_prompt_length"
+    told_as, notebook = "prompt_length", "05_prompt_length"
     kind: Literal["prompt_length"]
     prompt_tokens: Annotated[list[Count], Field(min_length=1)]
     output_tokens: Count
@@ -73,7 +74,7 @@ class PromptLengthSweep(SweepKind):
 class ArrivalRateSweep(SweepKind):
     """Open loop: requests arrive at a rate, whatever the server does."""
 
-    notebook = "06_arrival_rate"
+    told_as, notebook = "arrival_rate", "06_arrival_rate"
     kind: Literal["arrival_rate"]
     prompt_tokens: Count
     output_tokens: Count
@@ -111,7 +112,7 @@ class PrefixCacheSweep(SweepKind):
 
     An engine without prefix caching (prefix_caching: false, the naive one) is measured with fresh prompts only."""
 
-    notebook = "06_prefix_cache"
+    told_as, notebook = "prefix_cache", "06_prefix_cache"
     kind: Literal["prefix_cache"]
     prompt_tokens: Count
     output_tokens: Count

@@ -136,7 +136,9 @@ def facts_table(facts: Mapping[str, Mapping[str, Any]], caption: str = "What eac
     ]
     if not rows:
         return Html("<p>No engine has reported anything yet.</p>")
-    return table(pd.DataFrame(rows), caption)
+    unknown = dict.fromkeys(k.replace("_", " ") for f in facts.values() for k in f if k not in {*keys, *hidden})
+    said = f'<p class="sb-conditions">Not reported: {esc(words.listing(list(unknown)))}.</p>' if unknown else ""
+    return Html(table(pd.DataFrame(rows), caption) + said)
 
 
 BOUND = {
