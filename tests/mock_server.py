@@ -59,6 +59,8 @@ class Behaviour:
     cached_share: float = 0.0  # prefix-cache hits that /metrics reports
     metrics: bool = True
     counter_off: float = 1.0  # the generation counter is off by this factor
+    key: str = ""  # 401, quoting what was sent, for whatever comes without this bearer token
+    echo_key: bool = False  # the answers that fail_every makes quote it too
 
 
 @dataclass
@@ -104,7 +106,11 @@ class MockServer:
                 method, target, _ = head[0].decode().split(" ")
                 length = next((int(h.split(b":")[1]) for h in head if h.lower().startswith(b"content-length:")), 0)
                 body = await reader.readexactly(length) if length else b""
-                if method == "GET":
+                given = next((h[14:].strip() for h in head if h.lower().startswith(b"authorization:")), b"")
+                if self.b.key and given != b"Bearer " + self.b.key.encode():
+                    told = {"error": {"message": f"Incorrect API key provided: {given.decode()}"}}
+                    writer.write(_answer(401, json.dumps(told).encode()))
+                elif method == "GET":
                     self._get(target, writer)
                 elif not await self._complete(json.loads(body), arrived, writer):
                     break
@@ -165,7 +171,8 @@ class MockServer:
             writer.write(_answer(400, json.dumps({"error": {"message": f"unknown field {refused[0]}"}}).encode()))
             return True
         if b.fail_every and self.count % b.fail_every == 0:
-            writer.write(_answer(b.status, json.dumps({"error": {"message": "out of order"}}).encode()))
+            message = "out of order" + (f" for {b.key}" if b.echo_key else "")
+            writer.write(_answer(b.status, json.dumps({"error": {"message": message}}).encode()))
             return True
         if b.hang_from and self.count >= b.hang_from:
             await asyncio.sleep(3600)

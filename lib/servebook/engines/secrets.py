@@ -7,12 +7,22 @@ from urllib.parse import urlsplit
 from ..params import BatchingEngine, Engine, OpenAIEngine
 
 WORDS = {"TOKEN", "KEY", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "CREDENTIALS", "PAT"}
-FLAGS = ("--api-key", "--hf-token")
 
 
 def is_secret(variable: str) -> bool:
     """Whether an environment variable is named like a secret."""
     return bool(WORDS & set(variable.upper().split("_")))
+
+
+def _of_argument(argument: str) -> str | None:
+    """What names a secret in an argument: --api-key, --hf_token=…, HF_TOKEN=…, a bearer header; None where nothing."""
+    name, _, value = argument.partition("=")
+    if name.startswith("-"):
+        # the last word: --api-key is one, --long-prefill-token-threshold is not
+        return name if name.upper().replace("_", "-").split("-")[-1] in WORDS else None
+    if value and is_secret(name):
+        return name
+    return "a bearer token" if "bearer " in argument.lower() else None
 
 
 def in_params(engine: Engine) -> tuple[str, str] | None:
@@ -27,6 +37,6 @@ def in_params(engine: Engine) -> tuple[str, str] | None:
                 return f"env sets {name}, which would be stored with the run", "Export it in the shell instead"
     for key in ("extra_args", "command"):
         for argument in getattr(engine, key, None) or []:
-            if argument.split("=")[0] in FLAGS:
-                return f"{key} has {argument.split('=')[0]}, which would be stored with the run", "Leave it out"
+            if found := _of_argument(argument):
+                return f"{key} has {found}, which would be stored with the run", "Leave it out"
     return None
