@@ -23,9 +23,12 @@ from typing import Any
 
 import psutil
 import pytest
+from mock_server import Behaviour, serving
 from servebook import results
 from servebook.book import Book
 from servebook.errors import ServebookError
+from servebook.load import PointSpec, measure_point_sync
+from servebook.params import Load, Slo
 from test_engines_process import gone
 
 ROOT = Path(__file__).parents[1]
@@ -50,16 +53,29 @@ def write_params(folder: Path, engine: str, *, c: str = "[1, 2, 4]", load: str =
     return path
 
 
-@pytest.fixture(scope="module")
-def mock() -> Iterator[str]:
-    """An engine's params: a server in a process of its own, for all tests here."""
+@contextlib.contextmanager
+def mocked(*settings: str) -> Iterator[str]:
+    """An engine's params: a server in a process of its own."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     program = [sys.executable, str(Path(__file__).with_name("mock_server.py")), "--port", str(port)]
-    server = subprocess.Popen([*program, "ttft_s=0.02", "itl_s=0.01"], stdout=subprocess.DEVNULL)
-    yield f"{{kind: openai, url: 'http://127.0.0.1:{port}'}}"
-    server.kill()
-    server.wait()
+    server = subprocess.Popen([*program, "ttft_s=0.02", "itl_s=0.01", *settings], stdout=subprocess.DEVNULL)
+    try:
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            time.sleep(0.05)
+        yield f"{{kind: openai, url: 'http://127.0.0.1:{port}'}}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture(scope="module")
+def mock() -> Iterator[str]:
+    """A server for all tests here."""
+    with mocked() as engine:
+        yield engine
 
 
 class Run:
@@ -70,7 +86,7 @@ class Run:
         self.mark = f"FAULT_{os.urandom(4).hex()}"
         with self.log.open("a") as said:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "servebook.cli", "run", str(params), "--only", only],
+                [sys.executable, "-m", "servebook.cli", "run", str(params), *(["--only", only] if only else [])],
                 env={**os.environ, "SERVEBOOK_OUTPUTS": str(params.parent / "out"), self.mark: "1", **env},
                 stdout=said, stderr=said, cwd=ROOT, preexec_fn=preexec,
             )  # fmt: skip
@@ -276,6 +292,31 @@ def test_an_engine_that_fails_at_two_points_in_a_row_is_left(book_of: Callable[.
     assert len(whys) == 4 and all("two points in a row" in w for w in whys[2:])
 
 
+def test_an_engine_that_may_not_be_restarted_costs_the_rest_of_the_session(
+    book_of: Callable[..., Book], tmp_path: Path
+) -> None:
+    only_once = NAIVE.replace("}", ", restart_after_failure: false}")
+    params = write_params(tmp_path, only_once, c="[1, 2]")
+    text = params.read_text()
+    sweep = text.splitlines()[7].replace("short_prompts", "long_prompts").replace("[1, 2]", "[1]")
+    params.write_text(text.replace("\nload:", f"\n{sweep}\nload:"))
+    run = Run(params, only="")
+    run.measuring("c0001")
+    os.kill(json.loads((run.dir / "engines/e.json").read_text())["pid"], signal.SIGKILL)
+    assert run.end(180) == 1
+    assert run.points() == [] and "starting it again" not in run.said
+    faults = [line for line in run.said.splitlines() if line.startswith("servebook: ")]
+    assert len(faults) == 3 and "c0001 was not measured: e ended (SIGKILL" in faults[0], faults
+    assert all("is not started again (restart_after_failure: false)" in f for f in faults[1:])
+    page = (run.dir / "report.html").read_text()
+    assert "long_prompts, e: c0001 was not measured: e had failed and is not started again" in page
+    book = Book.open(params)
+    spec = book.specs("e", "short_prompts")[0]
+    assert "restart_after_failure" not in book.ledger.made_with(spec)["engine"], (
+        "the parameter alone re-measures nothing"
+    )
+
+
 def test_out_of_memory_at_start_is_one_line(tmp_path: Path, book_of: Callable[..., Book]) -> None:
     program = (
         "import resource, sys\nresource.setrlimit(resource.RLIMIT_AS, (700 << 20,) * 2)\n"
@@ -384,15 +425,35 @@ def test_changed_parameters_measure_what_changed_and_say_why(
     assert (aside / "c0001.json.old1").read_bytes() == before["c0001"] and (aside / "c0001.jsonl.old1").exists()
 
 
-def test_no_secret_of_the_environment_is_in_any_file_of_a_run(tmp_path: Path, mock: str) -> None:
+def test_a_key_is_sent_as_bearer_and_is_in_no_file_of_a_run(tmp_path: Path) -> None:
     secret = "planted-4711-secret"
-    keyed = mock.replace("}", ", api_key_env: THE_KEY}")
     env = dict.fromkeys(("THE_KEY", "HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY"), secret)
-    run = Run(write_params(tmp_path, keyed, c="[1]"), **env)
-    assert run.end() == 0, run.said
+    with mocked(f"key={secret}") as server:  # answers nobody without the key
+        keyed = server.replace("}", ", api_key_env: THE_KEY}")
+        run = Run(write_params(tmp_path, keyed, c="[1]"), **env)
+        assert run.end() == 0, run.said
+        point = results.read_point(run.dir, "short_prompts", "e", "c0001")
+        assert point and point["requests"] >= 8 and point["failures"] == 0
+        assert point["server_running_mean"] is not None, "the counters were asked with the key as well"
+        refused = Run(write_params(tmp_path, keyed, c="[2]"), **{**env, "THE_KEY": f"{secret}-wrong"})
+        assert refused.end() == 1 and "no OpenAI-compatible server answers" in refused.said
     files = [p for p in tmp_path.rglob("*") if p.is_file()]
     assert len(files) > 15 and any(p.name == "report.html" for p in files)
     assert [p for p in files if secret.encode() in p.read_bytes()] == []
+
+
+def test_a_key_that_a_server_quotes_is_not_stored(tmp_path: Path) -> None:
+    secret, spec = "planted-4711-secret", PointSpec("s", "e", "c0002", "concurrency", 8, 4, concurrency=2)
+    quick = Load(warmup_requests=1, min_requests=8, max_requests=12, min_seconds=0, jitter_s=0)
+    with serving(Behaviour(key=secret, fail_every=4, echo_key=True)) as server:
+        known = {"url": server.url, "model": "mock", "vocab": range(100), "load": quick, "slo": Slo(), "batching": True}
+        with pytest.raises(ServebookError) as refused:
+            measure_point_sync(spec, **known, run_dir=tmp_path / "other", api_key=f"{secret}-wrong")
+        point = measure_point_sync(spec, **known, run_dir=tmp_path, api_key=secret)
+    assert "Incorrect API key provided: Bearer [key]" in refused.value.what
+    rows = results.read_rows(results.rows_path(tmp_path, "s", "e", "c0002"))
+    assert point["failures"] and {r["error"] for r in rows if r["error"]} >= {"HTTP 500: out of order for [key]"}
+    assert [p for p in tmp_path.rglob("*") if p.is_file() and secret.encode() in p.read_bytes()] == []
 
 
 @pytest.mark.parametrize(
@@ -402,6 +463,9 @@ def test_no_secret_of_the_environment_is_in_any_file_of_a_run(tmp_path: Path, mo
         ("{kind: openai, url: 'http://127.0.0.1:9/?api_key=s3cr3t'}", "url holds more than an address"),
         ("{kind: vllm, env: {HF_TOKEN: s3cr3t}}", "env sets HF_TOKEN"),
         ("{kind: vllm, extra_args: ['--api-key=s3cr3t']}", "extra_args has --api-key"),
+        ("{kind: vllm, extra_args: ['--hf_token', s3cr3t]}", "extra_args has --hf_token"),
+        ("{kind: openai, command: [env, HF_TOKEN=s3cr3t, serve, '{port}']}", "command has HF_TOKEN"),
+        ("{kind: openai, command: [serve, '{port}', --header, 'Bearer s3cr3t']}", "command has a bearer token"),
     ],
 )
 def test_a_key_in_the_parameters_is_refused_before_it_is_stored(

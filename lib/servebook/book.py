@@ -178,6 +178,10 @@ class Book(StoredRun):
         with self.sessions.spending(STARTING, engine=name):
             return engines.restart(self.params, name, self.dir, self.base)
 
+    def may_restart(self, name: str) -> bool:
+        """Whether an engine that failed may be started again in the same session."""
+        return self.params.engines[name].restart_after_failure
+
     def engine_failed(self, name: str, why: str) -> None:
         """Record that an engine did not start, for the report."""
         files.write_json(self.dir / "engines" / f"{name}.failed.json", {"why": why, "time_utc": provenance.now_utc()})

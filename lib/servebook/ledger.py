@@ -134,6 +134,11 @@ class Ledger:
         record = {"sweep": spec.sweep, "engine": spec.engine, "points": [spec.point], "fault": True, "log": list(log)}
         files.write_json(self._fault_file(spec), {**record, "why": f"{spec.point} was not measured: {why}"})
 
+    def lose_rest(self, engine: str, sweep: str | None, why: str) -> None:
+        """Mark what is still to be measured of a sweep (None: the calibration) as not measured."""
+        for spec in self.todo(self._run.specs(engine, sweep or points.CALIBRATION)):
+            self.lose(spec, why)
+
     def stop_at_limit(self, left: Sequence[PointSpec]) -> str:
         """Mark the points that a sweep's time limit leaves out, and say so."""
         sweep, engine, names = left[0].sweep, left[0].engine, [s.point for s in left]

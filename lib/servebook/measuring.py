@@ -19,6 +19,7 @@ from .sessions import LOST, MEASURING
 if TYPE_CHECKING:
     from .book import Book
 
+NO_RESTART = "{engine} had failed and is not started again (restart_after_failure: false)"
 LOG_LINES = 8  # of an engine's log, kept with a point that it cost
 
 
@@ -50,6 +51,9 @@ class _Measuring:
                 book.tell(f"{sweep} {engine}: {book.ledger.stop_at_limit(todo[k:])}", True)
                 break
             if why or not server.alive():
+                if not book.may_restart(engine):
+                    self._lose(todo[k:], NO_RESTART.format(engine=engine))
+                    break
                 book.tell(f"{engine}: {why or server.fault()}; starting it again", self._progress)
                 restarting = time.monotonic()
                 try:

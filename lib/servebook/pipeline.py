@@ -24,6 +24,7 @@ from . import preflight
 from .book import Book
 from .engines.process import GPU_SLACK_GIB
 from .errors import ServebookError
+from .measuring import NO_RESTART
 from .params import RunParams
 from .sessions import ENDING
 
@@ -146,6 +147,7 @@ def _execute(book: Book, plan: list[Step], progress: Progress, outcome: Outcome)
             progress.at(position)
             sweeps = [s.sweep for s in plan[position:] if s.engine == step.engine]
             if not bench.ready(step.engine, sweeps):
+                bench.skip(step)
                 continue
             progress.say(step.copy_name.removesuffix(".ipynb"))
             book.sessions.note(outcome.faults)
@@ -159,7 +161,7 @@ def _execute(book: Book, plan: list[Step], progress: Progress, outcome: Outcome)
                 progress.note(str(error))
             if step.engine and (lost := book.ledger.faults(step.engine, step.sweep)):
                 outcome.faults += lost
-                bench.clear()  # whatever still runs there has failed
+                bench.failed(step.engine)
 
 
 class _Bench:
@@ -170,6 +172,7 @@ class _Bench:
         self._engine: Any = None
         self._name: str | None = None
         self._unavailable: set[str] = set()
+        self._given_up: set[str] = set()
 
     def __enter__(self) -> _Bench:
         return self
@@ -179,8 +182,10 @@ class _Bench:
 
     def ready(self, name: str | None, sweeps: list[str | None]) -> bool:
         """Have the engine that the next steps need, if any; False where it cannot be had."""
-        if name != self._name or (self._engine and not self._engine.alive()):
+        if name != self._name:
             self.clear()
+        elif name and self._engine and not self._engine.alive():
+            self.failed(name)
         self._name = name
         if name is None or self._engine or name in self._unavailable or not self._book.ledger.missing(name, sweeps):
             return name not in self._unavailable
@@ -193,6 +198,19 @@ class _Bench:
             self._unavailable.add(name)
             self._progress.note(f"{name} did not start: {error}")
         return name not in self._unavailable
+
+    def failed(self, name: str) -> None:
+        """End what still runs of an engine that failed; it is not started again where the parameters forbid that."""
+        self.clear()
+        if not self._book.may_restart(name):
+            self._given_up.add(name)
+            self._unavailable.add(name)
+
+    def skip(self, step: Step) -> None:
+        """Mark a step's points as lost to an engine that is not started again."""
+        if step.engine and step.engine in self._given_up:
+            self._book.ledger.lose_rest(step.engine, step.sweep, NO_RESTART.format(engine=step.engine))
+            self._outcome.faults += self._book.ledger.faults(step.engine, step.sweep)
 
     def clear(self) -> None:
         """End the engine, with everything it started, and see whether the GPU's memory is back."""
