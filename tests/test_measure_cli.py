@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mock_server import Behaviour, serving
+from servebook import measure_cli
 from servebook.errors import ServebookError
 from servebook.measure_cli import main
 
@@ -62,17 +65,114 @@ def test_the_client_knows_what_it_adds(capsys: pytest.CaptureFixture[str], tmp_p
         main(["--url", server.url, "--concurrency", "2", *FAST, "--self-check", "--json", str(tmp_path / "m.json")])
     point = json.loads((tmp_path / "m.json").read_text())
     assert -0.001 < point["client_added_ttft_s"] < 0.03 and abs(point["client_added_tpot_s"]) < 0.005
-    assert "at this load the client adds" in capsys.readouterr().out
+    assert "at C = 2 the client adds" in capsys.readouterr().out
 
 
-def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--url", "http://127.0.0.1:1", "--concurrency", "0"])
-    assert "'0' is no positive whole number" in capsys.readouterr().err
-    with pytest.raises(ServebookError, match="cannot ask the server for its model"):
-        main(["--url", "http://127.0.0.1:1"])
-    with pytest.raises(ServebookError, match="NO_SUCH_KEY is not set"):
-        main(["--url", "http://127.0.0.1:1", "--api-key-env", "NO_SUCH_KEY"])
+@pytest.mark.parametrize(
+    ("option", "value", "what"),
+    [
+        ("--concurrency", "0", "no positive whole number"), ("--rate", "-1", "no positive number"),
+        ("--rate", "nan", "no positive number"), ("--rate", "1,inf", "no positive number"),
+        ("--gamma-shape", "0", "no positive number"), ("--max-seconds", "-3", "no positive number"),
+        ("--jitter", "-1", "no number from 0 on"), ("--warmup", "-1", "no whole number from 0 on"),
+        ("--temperature", "-7", "no number from 0 on"), ("--top-p", "7", "no share"), ("--top-k", "x", "no positive"),
+        ("--shared-prefix", "-6", "no whole number from 0 on"), ("--shared-prefix", "100%", "no percentage below 100"),
+        ("--prompt-tokens", "0", "is no length"), ("--vocab", "5:5", "no range"), ("--seed", "-1", "no whole number"),
+    ],
+)  # fmt: skip
+def test_a_value_that_cannot_be_is_one_line(
+    option: str, value: str, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--url", "http://127.0.0.1:1", option, value])
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and what in told and option in told and told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "url", ["", "foo", "127.0.0.1:8000", "localhost:8000", "ftp://127.0.0.1:1", "http://127.0.0.1:99999", "http://[::1"]
+)
+def test_what_is_no_url_is_said_at_once(url: str) -> None:
+    with pytest.raises(ServebookError, match="not a server's URL"):
+        main(["--url", url, "--model", "m"])
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        (["--api-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY is not set"),
+        (["--concurrency", "2,4,2"], "names a load twice"),
+        (["--rate", "0.10001,0.1"], "names a load twice"),
+        (["--shared-prefix", "512"], "leaves no token of a prompt its own"),
+        (["--lengths", "no/such/file"], "cannot read the lengths"),
+        ([], "cannot ask the server for its model"),
+        (["--model", "m"], "no server answers"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_measured_is_one_line(options: list[str], fault: str) -> None:
+    with pytest.raises(ServebookError, match=fault):
+        main(["--url", "http://127.0.0.1:1", *options])
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (None, "No such file"), ("", "holds no arrival"), ("\n \n", "holds no arrival"), ("0\nx\n", "not a list of"),
+        ("0\nnan\n1\n", "no number"), ("0\ninf\n", "no number"), ("\x00\xff", "not a list of"),
+    ],
+)  # fmt: skip
+def test_a_replay_that_holds_no_arrivals_is_one_line(tmp_path: Path, text: str | None, fault: str) -> None:
+    path = tmp_path / "arrivals"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ServebookError, match=fault):
+        main(["--url", "http://127.0.0.1:1", "--replay", str(path)])
+
+
+def test_a_replay_is_measured_whole_and_counts_from_its_first_arrival(tmp_path: Path) -> None:
+    path, out = tmp_path / "arrivals", tmp_path / "m.json"
+    path.write_text("\n".join(str(1.7e9 + 0.01 * k) for k in range(120)[::-1]))  # times of day, in any order
+    with serving() as server:
+        main(["--url", server.url, "--replay", str(path), *FAST[:4], "--json", str(out)])
+        assert len(server.records) == 1 + 120
+    point = json.loads(out.read_text())
+    assert point["requests"] + point["warmup_failures"] >= 105 and point["failures"] == 0
+    assert point["stop_reason"] == "end of the replayed arrivals reached"
+
+
+def test_arrivals_that_outrun_the_client_end_at_the_deadline() -> None:
+    begun = time.monotonic()
+    with serving(Behaviour(ttft_s=0.5)) as server:
+        assert main(["--url", server.url, "--rate", "1e7", *FAST[:4], "--max-seconds", "1"]) == 1
+    assert time.monotonic() - begun < 60  # for ever, where the loop is never let turn
+
+
+def test_a_prefix_may_be_shared_at_a_share(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving() as server:
+        prompts = ["--prompt-tokens", "40", "--output-tokens", "4", "--requests", "8", "--warmup", "2"]
+        slo = ["--slo-ttft", "10", "--slo-e2e", "0.000001"]
+        main(["--url", server.url, *prompts, "--jitter", "0", "--shared-prefix", "50%", *slo])
+        sent = [r.prompt for r in server.records if len(r.prompt) == 40]
+    assert len({p[:20] for p in sent}) == 1 and len({p[20:] for p in sent}) == len(sent)
+    printed = capsys.readouterr().out
+    assert "ended after" in printed and "max_requests (8) reached" in printed
+    assert "goodput 0.00/s: 0.0% of attempted requests" in printed and "by the clock" in printed
+    assert "client: " in printed and "of a core" in printed
+
+
+def test_what_a_point_came_to_is_there_when_the_next_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, measure = tmp_path / "m.json", measure_cli.measure_ramp_sync
+
+    def second_fails(specs: Any, **options: Any) -> Any:
+        if specs[0].concurrency == 2:
+            raise ServebookError("no server answers", options["url"])
+        return measure(specs, **options)
+
+    monkeypatch.setattr(measure_cli, "measure_ramp_sync", second_fails)
+    with serving() as server, pytest.raises(ServebookError, match="no server answers"):
+        main(["--url", server.url, "--concurrency", "1,2", *FAST, "--json", str(out), "--out", str(tmp_path)])
+    assert [p["point"] for p in json.loads(out.read_text())] == ["c0001"]
+    assert len((tmp_path / "points.csv").read_text().splitlines()) == 2
 
 
 def test_nothing_heavy_is_imported() -> None:

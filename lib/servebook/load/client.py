@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
@@ -19,6 +20,7 @@ from ..errors import ServebookError
 from .stream import TokenStream, error_message
 
 now = time.monotonic  # never steps, unlike time.time
+_SOON = aiohttp.ClientTimeout(total=10, sock_connect=5)
 
 
 @dataclass(slots=True, eq=False)
@@ -129,6 +131,7 @@ class Client:
     def __init__(
         self, url: str, *, endpoint: str = "/v1/completions", api_key: str | None = None, timeout_s: float = 600.0
     ) -> None:
+        _check_url(url)
         self.url, self.endpoint, self.timeout_s = url.rstrip("/"), self_path(url, endpoint), timeout_s
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         self._key = api_key
@@ -156,7 +159,7 @@ class Client:
         """Have so many connections open before the first wave. Raises ServebookError if nothing answers there."""
 
         async def touch() -> None:
-            async with self.session.get(f"{self.url}/health", timeout=aiohttp.ClientTimeout(total=10)) as r:
+            async with self.session.get(f"{self.url}/health", timeout=_SOON) as r:
                 await r.read()
 
         faults = await asyncio.gather(*(touch() for _ in range(count)), return_exceptions=True)
@@ -229,11 +232,13 @@ class Client:
         """The server's model ids. Raises ServebookError if it does not tell any."""
         where, reason = self_path(self.url, "/v1/models"), "no model in its answer"
         try:
-            async with self.session.get(where, timeout=aiohttp.ClientTimeout(total=10)) as response:
+            async with self.session.get(where, timeout=_SOON) as response:
                 listed = json.loads(await response.read())
             if ids := [str(m["id"]) for m in listed["data"]]:
                 return ids
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except TimeoutError:
+            reason = f"no answer within {_SOON.total:g} s"
+        except (aiohttp.ClientError, OSError) as error:
             reason = str(error) or type(error).__name__
         except (ValueError, KeyError, TypeError):
             pass
@@ -253,6 +258,16 @@ class Client:
             if reply.status not in (400, 422):
                 return option
         raise ServebookError(f"the server refuses the request ({reply.error})", self.endpoint, "Check the model's name")
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, half an IPv6 address
+        good = False
+    if not good:
+        raise ServebookError("not a server's URL", url or "--url", "Give it as http://HOST:PORT")
 
 
 def self_path(url: str, endpoint: str) -> str:

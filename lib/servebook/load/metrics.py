@@ -170,7 +170,10 @@ class Account:
         after = min(told, key=lambda s: abs(s.t - end), default=None)
         self._inside = [s for s in samples if begin <= s.t <= end]
         self._ends = (None, None) if before is after else (before, after)
-        self._first, self._last = (told[0], told[-1]) if len(told) > 1 else (None, None)
+        self._first: Sample | None = None
+        self._last: Sample | None = None
+        if len(told) > 1:
+            self._first, self._last = told[0], told[-1]
 
     def _edges(self) -> list[tuple[float, float]]:
         """A scrape counts at some moment while it lasts: tokens that came meanwhile may be on either side."""

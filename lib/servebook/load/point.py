@@ -178,6 +178,7 @@ def _point(
     point |= summary.summarize(tracker, slo, batching=batching, scraper=scraper)
     point |= stage.health | {"client_gap_mean_s": tracker.pause_mean_s}
     point |= {key: getattr(load, key) for key in ("seed", "temperature", "top_p", "top_k")}
+    point |= {f"slo_{key}": value for key, value in slo.model_dump().items()}
     point["started_at"] = stage.started_at.isoformat(timespec="seconds")
     verdict, reasons = audit(point, floors, cache_expected=cache_expected)
     if isinstance(spec, RepeatedPoint) and verdict != "invalid":
