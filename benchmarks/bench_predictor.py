@@ -72,7 +72,7 @@ class Table:
             row = next(r for r in self.own if r["concurrency"] == concurrency and r["sweep"] == SWEEP[self.name])
             tokens = row["prompt_tokens"], row["output_tokens"]
             spec = PointSpec(row["sweep"], "vllm", row["point"], "concurrency", *tokens, concurrency)
-            scenario = Scenario(s, spec, load, row["cache_hit_share"] or 0.0, True)
+            scenario = Scenario(s, spec, load, row["cache_hit_share"] or 0.0, running_gauge=True)
             count = whole_rounds(max(120, 3 * concurrency), concurrency)
             o = average([scenario.outcome(times, seed, count) for seed in predict.SEEDS])
             for at, metric in SCORED[self.name]:

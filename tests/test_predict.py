@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from servebook import capacity, forecast, hardware, ink, model, params, predict, score
+from servebook import capacity, forecast, hardware, ink, model, params, points, predict, score
 from servebook import plan as planning
 from servebook.errors import ServebookError
 from servebook.params import ModelParams, RunParams, Slo
+from servebook.steptime import vllm_priors
 
 ROOT = Path(__file__).parents[1]
 _spec = importlib.util.spec_from_file_location("bench_predictor", ROOT / "benchmarks" / "bench_predictor.py")
@@ -154,6 +155,46 @@ def test_an_open_loop_below_saturation_is_predicted_at_its_rate(datasheet):
         if p["engine"] == "vllm":
             assert m["output_tok_per_s"]["value"] == pytest.approx(128 * p["rate_per_s"], rel=0.03)
             assert m["tpot_s"]["value"] > 0.028  # the A40's C = 1 figure
+
+
+def test_repeated_prompts_are_predicted_with_the_cache_they_find():
+    sweep = {"kind": "prefix_cache", "prompt_tokens": 2000, "output_tokens": 64, "concurrency": [1, 4, 16]}
+    engines = {"vllm": {"kind": "vllm"}, "bare": {"kind": "vllm", "prefix_caching": False}}
+    p = predict.predict_run(run_params(engines=engines, calibration=[], sweeps={"cache": sweep}), SHAPE, A40)
+    found = {(x["engine"], x["point"]): x for x in p["points"]}
+    ttft = {k: x["metrics"]["ttft_s"]["value"] for k, x in found.items()}
+    # the first of the set finds nothing; a faster one first what that has sent, then prompts that nobody has
+    assert ttft["vllm", "same-c0001"] == ttft["vllm", "fresh-c0001"] == ttft["bare", "fresh-c0001"]
+    assert 0.3 < ttft["vllm", "same-c0004"] / ttft["vllm", "fresh-c0004"] < 0.8
+    assert "expected in the prefix cache" in found["vllm", "same-c0016"]["note"]
+    assert not any(point.startswith("same") for engine, point in found if engine == "bare")
+
+
+def test_a_pool_holds_no_more_repeated_prompts_than_fit_it():
+    spec = points.RepeatedPoint("s", "vllm", "same-c0004", "prefix_cache", 2000, 48, 4, prompt_set="x")
+    s = forecast.server("vllm", run_params().engines["vllm"], SHAPE, A40, {"kv_cache_tokens": 20_480})
+    assert predict._still_cached(s, spec, {"x": 7}) == 7 and predict._still_cached(s, spec, {"x": 70}) == 10
+    assert predict._still_cached(s, spec, {}) == 0
+
+
+def test_fp8_weights_and_activations_on_an_h200():
+    h200 = hardware.catalog()["H200"]
+    fp8 = model.load_shape(ModelParams(config="qwen2.5-7b", weights="dummy", quantization="fp8"), ROOT)
+    both = [forecast.server("vllm", run_params().engines["vllm"], s, h200) for s in (SHAPE, fp8)]
+    plain, quantized = (
+        s.times({n: p.value for n, p in vllm_priors(s.shape, h200).items()}) for s in both
+    )  # fmt: skip
+    # every input of 28 layers read as bf16 and written as fp8: 2 · 3,584 + 3,584 + 18,944 values of 3 bytes
+    assert fp8.activation_quantization_bytes == 28 * 29_696 * 3 and SHAPE.activation_quantization_bytes == 0
+    # twice the tensor rate at a smaller share of it, and what quantizing activations costs; attention stays in bf16
+    rate = h200.flops_per_s("fp8") * 0.57
+    moved = fp8.activation_quantization_bytes / (h200.bytes_per_s * 0.8)
+    assert quantized.token_s == pytest.approx(fp8.linear_flops_per_token / rate + moved)
+    assert 0.6 < quantized.token_s / plain.token_s < 0.7 and quantized.pair_s == plain.pair_s
+    # 7.6 GB instead of 14.1 are read; two more kernels a layer are launched
+    assert quantized.weights_s == pytest.approx(plain.weights_s * 7.616 / 14.141, rel=1e-3)
+    assert quantized.host_s > plain.host_s and quantized.launch(513) > plain.launch(513)
+    assert 0.65 < quantized.per_token(512, 128) / plain.per_token(512, 128) < 0.8
 
 
 def test_kv_pool_is_near_what_the_engines_reported():

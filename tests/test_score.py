@@ -51,6 +51,17 @@ def test_invalid_and_already_seen_points_are_left_out() -> None:
     assert score.score([good | {"verdict": "invalid"}], frozen).empty
 
 
+def test_points_that_repeat_prompts_on_purpose_are_scored_by_themselves() -> None:
+    again = ["prompts repeated on purpose: 31.0 % of their tokens came from the prefix cache"]
+    good = POINT | {"tpot_mean_s": 0.05, "verdict": "invalid", "reasons": again}
+    frozen = {"frozen": [predicted(tpot_s=(0.06, 0.04, 0.07))]}
+    assert score.score([good], frozen).empty
+    row = score.score([good], frozen, repeated=True).iloc[0]
+    assert row["data"] == "repeated" and row["error_share"] == pytest.approx(0.2)
+    assert score.score([good | {"reasons": ["no answer"]}], frozen, repeated=True).empty
+    assert score.score([POINT | {"tpot_mean_s": 0.05, "verdict": "valid"}], frozen, repeated=True).empty
+
+
 def test_decode_interval_is_the_tpot_interval_turned_over() -> None:
     point = POINT | {"tpot_mean_s": 0.05, "tpot_ci_low_s": 0.04, "tpot_ci_high_s": 0.0625, "decode_tok_per_s": 80.0}
     row = score.measured_frame([point]).set_index("metric").loc["decode_tok_per_s"]

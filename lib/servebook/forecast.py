@@ -133,7 +133,7 @@ def _kv_pool(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a simulated point shows. Seconds, tokens/s and requests/s; window_s: until the client would stop."""
+    """What a simulated point shows. Seconds, tokens/s and requests/s; window_s: until the client stops."""
 
     ttft_s: float
     tpot_s: float
@@ -144,7 +144,8 @@ class Outcome:
     running_mean: float
     ttft_p99_s: float
     window_s: float
-    measured: int
+    requests: float  # that the client would measure
+    measured: int  # that were simulated
     preemptions: int
 
     METRICS = ("ttft_s", "tpot_s", "e2e_s", "output_tok_per_s", "decode_tok_per_s", "request_rate_per_s")
@@ -159,11 +160,14 @@ class Scenario:
     load: LoadParams
     hit_share: float = 0.0  # share of prompts whose tokens are already in the prefix cache
     running_gauge: bool = False  # decode rate by vLLM's running gauge, as in the posts; else in flight − waiting gauge
+    cached_prompts: int = 0  # instead of hit_share: the first so many prompts are there, and none after them
 
     def prompts(self, seed: int) -> Sequence[Prompt]:
         p, o = self.spec.prompt_tokens, self.spec.output_tokens
-        if not self.hit_share or not self.server.config.prefix_caching:
+        if not self.server.config.prefix_caching or not (self.hit_share or self.cached_prompts):
             return [Prompt(p, o)]
+        if self.cached_prompts:
+            return [Prompt(p, o, p)] * self.cached_prompts + [Prompt(p, o)] * 4096
         rng = random.Random(f"hits-{seed}")
         return [Prompt(p, o, p if rng.random() < self.hit_share else 0) for _ in range(4096)]
 
@@ -207,16 +211,16 @@ class Scenario:
         return Outcome(
             ttft, tpot, result.mean("e2e_s"), rate, tokens, running / tpot if tpot else 0.0,
             running, firsts[min(len(firsts) - 1, int(0.99 * len(firsts)))] if firsts else math.nan,
-            self._window(result, times), len(result.requests), result.preemptions,
+            *self._window(result, times), len(result.requests), result.preemptions,
         )  # fmt: skip
 
-    def _window(self, result: Result, times: Times | None) -> float:
-        """Seconds until the client stops: enough requests and seconds and narrow intervals of mean TTFT and latency, or
-        the most of either. Intervals as wide as those of the simulated requests, and the host's noise where launches
-        decide."""
+    def _window(self, result: Result, times: Times | None) -> tuple[float, float]:
+        """(seconds until the client stops, requests measured until then): enough requests and seconds and narrow
+        intervals of mean TTFT and latency, or the most of either. Intervals as wide as those of the simulated requests,
+        and the host's noise where launches decide."""
         spec, load, n = self.spec, self.load, len(result.requests)
         if spec.fixed_requests is not None or not n or result.seconds <= 0:
-            return min(result.wall_s, load.max_seconds)
+            return min(result.wall_s, load.max_seconds), n
         c = spec.concurrency or 1
         first, token = (False, False)
         if times is not None:
@@ -229,9 +233,10 @@ class Scenario:
             needed = max(needed, variance * (1.96 / (narrow * mean)) ** 2)
         rate = n / result.seconds
         least = max(load.min_requests, 2 * c)
-        count = min(max(needed, least, load.min_seconds * rate), max(load.max_requests, 2 * least))
+        enough = min(max(needed, least, load.min_seconds * rate), max(load.max_requests, 2 * least))
         drain = result.mean("e2e_s") if spec.rate_per_s is not None else 0.0
-        return min(result.window[0] + whole_rounds(math.ceil(count), c) / rate + drain, load.max_seconds)
+        count = min(whole_rounds(math.ceil(enough), c), max(rate * (load.max_seconds - drain - result.window[0]), 0.0))
+        return min(result.window[0] + count / rate + drain, load.max_seconds), count
 
 
 def whole_rounds(least: int, concurrency: int | None) -> int:

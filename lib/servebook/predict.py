@@ -21,7 +21,7 @@ from .forecast import Outcome, Scenario, Server, Times, average, capacity_per_s,
 from .hardware import Gpu
 from .model import ModelShape
 from .params import ArrivalRateSweep, BatchingEngine, Load, NaiveEngine, RunParams
-from .points import PointSpec
+from .points import PointSpec, RepeatedPoint
 from .steptime import HOST_NOISE
 
 __all__ = ["Forecaster", "capacity_in_ink", "freeze", "predict_published", "predict_run"]
@@ -59,14 +59,15 @@ class Forecaster:
                 constants["layer_launch_s"] *= math.exp(rng.gauss(0.0, HOST_NOISE))
         return draws
 
-    def point(self, spec: PointSpec, hit_share: float = 0.0) -> dict[str, Any]:
-        """The predicted point (schema in the README); fits False and no figures where the server cannot serve it."""
+    def point(self, spec: PointSpec, hit_share: float = 0.0, cached_prompts: int = 0) -> dict[str, Any]:
+        """The predicted point (schema in the README); fits False and no figures where the server cannot serve it.
+        hit_share, cached_prompts: what of its prompts the prefix cache holds (see Scenario)."""
         key = ("sweep", "engine", "point", "kind", "concurrency", "rate_per_s", "prompt_tokens", "output_tokens")
         out: dict[str, Any] = {k: getattr(spec, k) for k in key}
         refusal = self.server.refuses(spec.prompt_tokens, spec.output_tokens)
         if refusal:
             return out | {"metrics": {}, "wall_s": 0.0, "breakdown": {}, "fits": False, "note": refusal}
-        scenario = Scenario(self.server, spec, self.load, hit_share, self.running_gauge)
+        scenario = Scenario(self.server, spec, self.load, hit_share, self.running_gauge, cached_prompts)
         c = spec.concurrency or 1
         few = whole_rounds(40, spec.concurrency)
         count: int | None = whole_rounds(max(120, 3 * c), spec.concurrency)
@@ -74,6 +75,9 @@ class Forecaster:
             few, count = self.load.max_requests, max(self.load.max_requests, OPEN_REQUESTS)
         elif spec.fixed_requests:
             count = None
+        elif cached_prompts:  # which of its requests find their prompts depends on how many there are
+            expected = round(scenario.outcome(self.best, SEEDS[0], count).requests)
+            few = count = max(expected // c * c, min(c, max(expected, 1)))  # the client's window ends with a round
         first = scenario.simulate(self.best, SEEDS[0], count, log=True)
         outcomes = [scenario.summarize(first, self.best), *(scenario.outcome(self.best, s, count) for s in SEEDS[1:])]
         central = average(outcomes)
@@ -92,6 +96,9 @@ class Forecaster:
             notes.append("the KV pool overflows: requests are preempted and recomputed")
         elif spec.concurrency and spec.concurrency > central.running_mean * 1.5 and not self.server.naive:
             notes.append(f"only {central.running_mean:.0f} of {spec.concurrency} requests run at a time")
+        if cached_prompts:
+            found = sum(r.id < cached_prompts for r in first.requests) / max(len(first.requests), 1)
+            notes.append(f"{found:.0%} of its prompts are expected in the prefix cache")
         return out | {
             "metrics": {m: self._interval(m, getattr(central, m), drawn, spec) for m in Outcome.METRICS},
             "ttft_p99_s": central.ttft_p99_s,
@@ -197,7 +204,12 @@ def predict_run(
                     capacity = round(capacity, 4)
                     out["capacity_per_s"][f"{sweep}/{name}"] = capacity
             specs += points.sweep_points(params, sweep, name, capacity)
-        out["points"] += [f.point(spec) for spec in specs]
+        sent: dict[str, int] = {}  # of each set of prompts, so far
+        for spec in specs:
+            out["points"].append(point := f.point(spec, cached_prompts=_still_cached(f.server, spec, sent)))
+            if isinstance(spec, RepeatedPoint) and point["fits"]:
+                ended = point["wall_s"] * point["metrics"]["request_rate_per_s"]["value"]
+                sent[spec.prompt_set] = max(sent.get(spec.prompt_set, 0), int(ended) + (spec.concurrency or 1))
     out["inputs"] = _inputs(params, shape, gpu, facts, calibration)
     return out
 
@@ -245,6 +257,13 @@ def predict_published(
     out["points"] = [predicted[id(p)] for p in measured]
     out["inputs"] = _inputs(params, shape, gpu, facts, list(measured))
     return out
+
+
+def _still_cached(s: Server, spec: PointSpec, sent: Mapping[str, int]) -> int:
+    """How many of a repeated point's prompts, in the order sent, earlier points of its set have left in the cache."""
+    if not isinstance(spec, RepeatedPoint) or s.kv_tokens <= 0:
+        return 0
+    return min(sent.get(spec.prompt_set, 0), s.kv_tokens // (spec.prompt_tokens + spec.output_tokens))
 
 
 def _limits(s: Server) -> dict[str, Any]:

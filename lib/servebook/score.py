@@ -27,6 +27,7 @@ MEASURED: dict[str, tuple[tuple[str, ...], tuple[str, str] | None]] = {
     "decode_tok_per_s": (("decode_tok_per_s",), None),
     "request_rate_per_s": (("request_rate_per_s",), None),
 }
+REPEATED = "prompts repeated on purpose"  # how the reasons of such a point begin
 KEY = ["sweep", "engine", "point"]
 CONDITIONS = ["concurrency", "rate_per_s", "prompt_tokens", "output_tokens"]
 REGIME_WORDS = {
@@ -155,17 +156,24 @@ def verdict(error_share: float) -> str:
 def score(
     points: pd.DataFrame | Iterable[Mapping[str, Any]],
     predictions: Mapping[str, Any] | Iterable[Mapping[str, Any]],
+    *,
+    repeated: bool = False,
 ) -> pd.DataFrame:
     """One row per stage × point × metric that was both predicted and measured.
 
     Columns: stage, sweep, engine, point, the point's conditions, metric, predicted, low, high, measured,
     measured_low, measured_high, n, error_share, ratio, inside (None without an interval), verdict, regime, data
     ("valid" or "suspect"). Invalid points are left out. So are calibration points of a calibrated stage: the
-    prediction has seen them.
+    prediction has seen them. repeated: instead of all others, the points that send prompts again on purpose, which are
+    invalid as figures of their engine but predicted with the prefix cache that they find ("repeated").
     """
     predicted = prediction_frame(predictions)
-    measured = measured_frame(points)
-    measured = measured[(measured["verdict"] != "invalid") & (measured["measured"] > 0)]
+    frame = points_frame(points)
+    again = frame.get("reasons", pd.Series("", frame.index)).astype(str).str.contains(REPEATED, regex=False)
+    frame.loc[again, "verdict"] = "repeated"
+    measured = measured_frame(frame)
+    wanted = measured["verdict"] == "repeated" if repeated else ~measured["verdict"].isin(["invalid", "repeated"])
+    measured = measured[wanted & (measured["measured"] > 0)]
     rows = predicted.merge(measured.drop(columns=CONDITIONS).rename(columns={"verdict": "data"}), on=[*KEY, "metric"])
     seen = (rows["sweep"] == "calibration") & rows["stage"].astype(str).str.startswith("calibrated")
     rows = rows[~seen & (rows["predicted"] > 0)].reset_index(drop=True)

@@ -83,6 +83,15 @@ class ModelShape:
         return self.linear_parameters * self.weight_bits // 8 + scales
 
     @property
+    def activation_quantization_bytes(self) -> int:
+        """Bytes a token that quantizing the inputs of all matrices moves: read in the run's dtype, written in 8 bits. 0
+        where the matrices multiply in the run's dtype."""
+        if self.compute_dtype not in ("fp8", "int8"):
+            return 0
+        inputs = 2 * self.hidden + self.heads * self.head_dim + self.intermediate  # of Q/K/V, gate/up; of O; of down
+        return self.layers * inputs * (self.element_bytes + 1)
+
+    @property
     def lm_head_bytes(self) -> int:
         """Bytes the LM head reads per step; the embedding table where it is tied."""
         return self.embedding_parameters * self.lm_head_bits // 8
