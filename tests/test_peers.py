@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from servebook import peers, results
 from servebook.errors import ServebookError
-from servebook.report import peers_table
+from servebook.report import tables
 
 REFERENCE = Path(__file__).parents[1] / "outputs" / "reference" / "h200-qwen2.5-7b"
 HEADER = "peer,sweep,engine,point,ttft_s,tpot_s\n"
@@ -63,4 +63,4 @@ def test_the_kept_h200_run_beats_its_peer_on_each_figure():
     found = peers.beside(results.points_frame(REFERENCE), frozen, peers.read(REFERENCE), {(512, 128), (8192, 128)})
     assert len(found) == 6 and set(found["points"]) == {13}
     assert (found["own_error"] < found["peer_error"]).all()
-    assert peers_table.peers(found).count("<td>TTFT</td>") == 2
+    assert tables.peers(found).count("<td>TTFT</td>") == 2

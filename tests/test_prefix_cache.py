@@ -11,7 +11,7 @@ from servebook import analysis, charts, params, points, results
 from servebook.load import measure_point_sync
 from servebook.load.window import Rule
 from servebook.params import Load, Slo
-from servebook.report import cache_table
+from servebook.report import tables
 
 RUN = """
 run: cache
@@ -72,9 +72,9 @@ def test_repeated_prompts_are_repeated_flatter_and_count_as_no_figure_of_the_eng
 
 def test_the_table_and_the_figure_say_how_much(run_dir: Path) -> None:
     frame = results.points_frame(run_dir)
-    shown = cache_table.prefix_cache(frame, "warm")
+    shown = tables.prefix_cache(frame, "warm")
     assert "TTFT same seed" in shown and "×" in shown
-    assert "No point" in cache_table.prefix_cache(frame[:0], "warm")
+    assert "No point" in tables.prefix_cache(frame[:0], "warm")
     text = charts.text_of(charts.prefix_cache(frame, "warm"))
     assert text.takeaway.startswith("Where repeated prompts flatter vllm most, at C = 2") and "vllm, same" in text.alt
 
@@ -84,5 +84,5 @@ def test_an_engine_that_caches_nothing_has_a_row_without_ratios(run_dir: Path) -
     off = frame[frame["point"].str.startswith("fresh")].assign(engine="bare")
     table = analysis.prefix_cache(off, "warm")
     assert len(table) == 2 and table["ttft_ratio"].isna().all()
-    assert "–" in cache_table.prefix_cache(off, "warm")
+    assert "–" in tables.prefix_cache(off, "warm")
     assert charts.text_of(charts.prefix_cache(off, "warm")).takeaway

@@ -13,10 +13,9 @@ import pandas as pd
 from .. import charts, ink, score
 from ..charts import words
 from ..errors import ServebookError
-from . import tables
+from .markup import Html, columns, table, where, with_range
 from .render import Body, _downloads, write_page
 from .social import _points, _yaml
-from .tables import Html
 
 DRAWN = {
     "concurrency": (charts.throughput, charts.latencies),
@@ -131,7 +130,7 @@ def runs_table(runs: dict[str, dict[str, Any]]) -> Html:
         rows["Points"].append(f"{len(run['points'])}")
         price = hardware.get("price_per_hour")
         rows["Price per hour"].append(f"{price:g} {hardware.get('currency', 'USD')}" if price else None)
-    return tables.table(tables.columns(rows), "The runs compared", right=("Points", "Price per hour"))
+    return table(columns(rows), "The runs compared", right=("Points", "Price per hour"))
 
 
 def ratio_frame(frame: pd.DataFrame, base: str) -> pd.DataFrame:
@@ -151,7 +150,7 @@ def ratio_frame(frame: pd.DataFrame, base: str) -> pd.DataFrame:
             width += (math.log(high / low) / 2) ** 2 if low > 0 and high > 0 else math.nan
         spread = math.exp(math.sqrt(width)) if not math.isnan(width) else math.nan
         rows.append({
-            "run": r["run"], "engine": r["engine"], "workload": r["workload"], "where": tables.where(r),
+            "run": r["run"], "engine": r["engine"], "workload": r["workload"], "where": where(r),
             "output_tok_per_s": r["output_tok_per_s"], "output_tok_per_s_base": r["output_tok_per_s_base"],
             "ratio": ratio, "ratio_low": ratio / spread, "ratio_high": ratio * spread,
             "ttft_ratio": r["ttft_mean_s"] / r["ttft_mean_s_base"],
@@ -168,14 +167,14 @@ def ratio_table(ratios: pd.DataFrame, base: str) -> Html:
     def ratio(value: float) -> str:
         return f"{words.number(value)}×" if math.isfinite(value) else "–"
 
-    shown = tables.columns({
+    shown = columns({
         "Point": [r.where for r in each], "Engine": [r.engine for r in each],
         "Run": [r.run for r in each], "Output tok/s": [words.number(r.output_tok_per_s) for r in each],
         f"{base}": [words.number(r.output_tok_per_s_base) for r in each],
-        "Ratio": [tables.with_range(r.ratio, r.ratio_low, r.ratio_high, "×") for r in each],
+        "Ratio": [with_range(r.ratio, r.ratio_low, r.ratio_high, "×") for r in each],
         "TTFT ratio": [ratio(r.ttft_ratio) for r in each], "TPOT ratio": [ratio(r.tpot_ratio) for r in each],
     })  # fmt: skip
     numbers = ("Output tok/s", base, "Ratio", "TTFT ratio", "TPOT ratio")
-    return tables.table(
+    return table(
         shown, f"Ratios to {base}; brackets: 95 % interval of the ratio of output rates", right=numbers, fold=False
     )

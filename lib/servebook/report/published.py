@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import charts, score
 from ..charts import words
-from . import chapter_tables, tables
+from . import tables
 from .render import Body, download, write_page
 
 STAGE = "calibrated"
@@ -50,7 +50,7 @@ def write_published(
     body.section("What the prediction got wrong")
     body.add(tables.misses_prose(scores))
     body.section("What it was learned from")
-    body.add(chapter_tables.constants([prediction]))
+    body.add(tables.constants([prediction]))
     body.add(tables.limits_box(params))
     title = f"{params.title or params.run}: published points, predicted"
     context = {

@@ -1,0 +1,133 @@
+"""Tables of what was measured: a sweep's points, what servers said of themselves, what is missing, what it took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from .. import analysis, score
+from ..charts import words
+from .boxes import cost_box, flags_line
+from .markup import Html, audit, columns, esc, notes_box, place, plain, table, with_range
+
+
+def points_table(points: Any, sweep: str, caption: str | None = None) -> Html:
+    """What was measured in a sweep: one row a point, with n, intervals and the audit's verdict."""
+    frame = score.points_frame(points)
+    frame = frame[frame["sweep"] == sweep]
+    if frame.empty:
+        return Html("<p>No point of this sweep was measured.</p>")
+    x = (
+        "rate_per_s"
+        if frame["rate_per_s"].notna().any()
+        else "prompt_tokens"
+        if frame["concurrency"].nunique() <= 1
+        else "concurrency"
+    )
+    name = {"rate_per_s": "Rate, requests/s", "prompt_tokens": "Prompt tokens", "concurrency": "C"}[x]
+    rows = frame.sort_values(["engine", x])
+    each = list(rows.itertuples())
+
+    shown = columns({
+        name: [words.label(getattr(r, x)) for r in each], "Engine": [r.engine for r in each],
+        "n": [plain(None if pd.isna(r.requests) else int(r.requests)) for r in each],
+        "Failed": [plain(0 if pd.isna(r.failures) else int(r.failures)) for r in each],
+        "TTFT": [with_range(r.ttft_mean_s, r.ttft_ci_low_s, r.ttft_ci_high_s, "s") for r in each],
+        "TPOT": [with_range(r.tpot_mean_s, r.tpot_ci_low_s, r.tpot_ci_high_s, "s") for r in each],
+        "Latency p50 / p99": [f"{words.seconds(r.e2e_p50_s)} / {words.seconds(r.e2e_p99_s)}" for r in each],
+        "Decode tok/s": [words.number(r.decode_tok_per_s) for r in each],
+        "Output tok/s": [words.number(r.output_tok_per_s) for r in each],
+        "Audit": [audit(r.verdict) for r in each],
+    })  # fmt: skip
+    numbers = ("n", "Failed", "TTFT", "TPOT", "Latency p50 / p99", "Decode tok/s", "Output tok/s")
+    made = table(shown, caption or f"Measured in {sweep}; brackets: 95 % interval of the mean", right=numbers)
+    return Html(made + _reasons(each))
+
+
+def _reasons(rows: Sequence[Any]) -> str:
+    items = []
+    for row in rows:
+        reasons = getattr(row, "reasons", None)
+        if isinstance(reasons, list) and reasons:
+            head = f"{row.engine}, {place(row)}, {row.verdict}"
+            items.append(f"<li><b>{esc(head)}:</b> {esc('; '.join(map(str, reasons)))}</li>")
+    if not items:
+        return ""
+    title = f"Why the audit marked {len(items)} {'point' if len(items) == 1 else 'points'}"
+    return f'<details class="sb-why"><summary>{title}</summary><ul>{"".join(items)}</ul></details>'
+
+
+def facts_table(facts: Mapping[str, Mapping[str, Any]], caption: str = "What each engine said of itself") -> Html:
+    """Engines side by side, one row a fact; what an engine did not report says so."""
+    hidden = {"pid", "url", "name", "port", "log"}
+    keys = [k for k in dict.fromkeys(k for f in facts.values() for k in f) if k not in hidden]
+    keys = [k for k in keys if any(f.get(k) not in (None, [], {}) for f in facts.values())]
+    rows = [
+        {"Fact": k.replace("_", " ")}
+        | {
+            name: flags_line(f[k])
+            if k == "flags" and f.get(k)
+            else plain(f[k])
+            if f.get(k) is not None
+            else "not reported"
+            for name, f in facts.items()
+        }
+        for k in keys
+    ]
+    if not rows:
+        return Html("<p>No engine has reported anything yet.</p>")
+    unknown = dict.fromkeys(k.replace("_", " ") for f in facts.values() for k in f if k not in {*keys, *hidden})
+    said = f'<p class="sb-conditions">Not reported: {esc(words.listing(list(unknown)))}.</p>' if unknown else ""
+    return Html(table(pd.DataFrame(rows), caption) + said)
+
+
+def prefix_cache(points: Any, sweep: str) -> Html:
+    """How much repeated prompts flatter: fresh beside same seed, and the ratios same / fresh."""
+    found = analysis.prefix_cache(points, sweep)
+    if found.empty:
+        return Html("<p>No point of this sweep was measured.</p>")
+
+    def told(column: str, form: Any) -> list[str]:
+        return ["–" if pd.isna(v) else form(v) for v in found[column]]
+
+    def times(value: float) -> str:
+        return f"{words.number(value)}×"
+
+    shown = columns({
+        "Engine": list(found["engine"]),
+        "C": [f"{c:.0f}" for c in found["concurrency"]],
+        "TTFT fresh": told("ttft_mean_s_fresh", words.seconds),
+        "TTFT same seed": told("ttft_mean_s_same", words.seconds),
+        "TTFT ratio": told("ttft_ratio", times),
+        "Output tok/s fresh": told("output_tok_per_s_fresh", words.number),
+        "Output tok/s same seed": told("output_tok_per_s_same", words.number),
+        "Output ratio": told("output_ratio", times),
+        "Hits fresh": told("cache_hit_share_fresh", words.percent),
+        "Hits same seed": told("cache_hit_share_same", words.percent),
+    })  # fmt: skip
+    numbers = tuple(c for c in shown.columns if c != "Engine")
+    text = "What repeated prompts do: same seed against fresh; –: the engine caches no prefixes"
+    return table(shown, text, right=numbers)
+
+
+def stopped(stops: Iterable[Mapping[str, Any]], sweep: str) -> Html:
+    """Why a sweep ended before its last point; empty where it did not."""
+    return notes_box("Where it stopped", [f"{s['engine']}: {s['why']}" for s in stops if s["sweep"] == sweep])
+
+
+def missing(failed: Mapping[str, str], stops: Iterable[Mapping[str, Any]]) -> Html:
+    """What this run does not have: engines that did not start, sweeps that ended early. Empty where all is there."""
+    lines = [f"{engine} did not run: {why}" for engine, why in failed.items()]
+    lines += [f"{s['sweep']}, {s['engine']}: {s['why']}" for s in stops]
+    return notes_box("What is missing, and why", lines)
+
+
+def cost(told: Mapping[str, float], hardware: Any) -> Html:
+    """Wall time, what it went into, and the price."""
+    kinds = (("measuring", "measuring"), ("engines starting", "starting"), ("everything else", "overhead"))
+    extra = [(name, f"{words.seconds(told[f'{k}_s'])} ({told[f'{k}_share']:.0%})") for name, k in kinds]
+    if told["lost_s"]:
+        extra.append(("of which lost to faults and interruptions", words.seconds(told["lost_s"])))
+    return cost_box(told["wall_s"], hardware.price_per_hour, hardware.currency, extra=extra)

@@ -1,0 +1,168 @@
+"""Predictions against measurements, as tables and as sentences: verdicts, the largest misses, other predictors."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from .. import score
+from ..charts import words
+from .markup import METRIC_NAMES, Format, Html, columns, esc, place, table, unit_of, verdict, with_range
+
+BOUND = {
+    "compute": "where compute does", "memory": "where memory traffic does", "host": "where the host does",
+    "queue": "where requests queue", "mixed step": "where decodes ride in mixed steps",
+}  # fmt: skip
+WHY = {
+    "compute": "the time there is bound by compute",
+    "memory": "the time there is bound by memory traffic",
+    "host": "the time there is bound by the host",
+    "queue": "most of the time there is queueing",
+    "mixed step": "decode tokens there ride in mixed steps with prefill",
+}
+
+
+def score_summary(scores: pd.DataFrame) -> Html:
+    """Mean absolute error and share inside the interval, by stage, engine and metric."""
+    if scores.empty:
+        return Html("<p>No point was both predicted and measured.</p>")
+    frame = score.summary(scores)
+    formats: dict[str, Format] = {
+        "metric": _metric,
+        "mean_abs_error": words.percent,
+        "mean_error": _signed,
+        "worst_error": _signed,
+        "inside_share": words.percent,
+    }
+    headers = {
+        "stage": "Stage",
+        "engine": "Engine",
+        "metric": "Metric",
+        "points": "Points",
+        "mean_abs_error": "Mean |error|",
+        "mean_error": "Bias",
+        "worst_error": "Largest",
+        "worst_point": "at",
+        "inside_share": "Inside 80 %",
+    }
+    return table(
+        frame[list(headers)],
+        "How far each way of predicting lay off, over the points held out from calibration",
+        headers=headers,
+        formats=formats,
+    )
+
+
+def _signed(share: float) -> str:
+    return words.percent(share, signed=True)
+
+
+def _metric(name: str) -> str:
+    return METRIC_NAMES.get(name, name)
+
+
+def verdict_table(scores: pd.DataFrame, *, full: bool = False, caption: str | None = None) -> Html:
+    """Predictions against measurements: one row per engine and metric, the datasheet's error beside the calibrated
+    one; with full, one row per point of each engine's best stage."""
+    if scores.empty:
+        return Html("<p>No point was both predicted and measured.</p>")
+    best = score.final(scores)
+    if full:
+        rows = list(best.itertuples())
+        shown = columns({
+            "Point": [f"{r.sweep}, {place(r)}" for r in rows],
+            "Engine": [r.engine for r in rows],
+            "Metric": [METRIC_NAMES.get(r.metric, r.metric) for r in rows],
+            "Predicted": [with_range(r.predicted, r.low, r.high, unit_of(r.metric)) for r in rows],
+            "Measured": [with_range(r.measured, r.measured_low, r.measured_high, unit_of(r.metric)) for r in rows],
+            "Error": [words.percent(r.error_share, signed=True) for r in rows],
+            "Verdict": [verdict(r.verdict) for r in rows],
+        })  # fmt: skip
+        text = "Every prediction with its 80 % interval, every measurement with its 95 % interval"
+        return table(shown, caption or text, right=("Predicted", "Measured", "Error"))
+    summary = score.summary(best, by=("engine", "metric"))
+    plain = score.summary(scores[scores["stage"] == "datasheet"], by=("engine", "metric"))
+    alone = {(r.engine, r.metric): r.mean_abs_error for r in plain.itertuples()}
+    order = {m: i for i, m in enumerate(METRIC_NAMES)}
+    rows = sorted(summary.itertuples(), key=lambda r: (r.engine, order.get(r.metric, 99)))
+    shown = columns({
+        "Metric": [METRIC_NAMES.get(r.metric, r.metric) for r in rows], "Engine": [r.engine for r in rows],
+        "Points": [str(r.points) for r in rows],
+        "Mean error": [words.percent(r.mean_abs_error) for r in rows],
+        "From the datasheet alone": [words.percent(alone.get((r.engine, r.metric))) for r in rows],
+        "Worst": [words.percent(r.worst_error, signed=True) for r in rows],
+        "Inside 80 %": [words.percent(r.inside_share) for r in rows],
+        "Hit / near / miss": [f"{r.hit} / {r.near} / {r.miss}" for r in rows],
+        "Verdict": [verdict(score.verdict(r.mean_abs_error)) for r in rows],
+    })  # fmt: skip
+    if not alone:
+        shown = shown.drop(columns="From the datasheet alone")
+    text = "Verdicts by mean error: hit within 10 %, near within 25 %, else a miss; + means predicted too high"
+    numbers = ("Points", "Mean error", "From the datasheet alone", "Worst", "Inside 80 %", "Hit / near / miss")
+    return table(shown, caption or text, right=numbers)
+
+
+def misses_prose(scores: pd.DataFrame, n: int = 5) -> Html:
+    """What the prediction got wrong, written from the largest misses: one entry an engine and sweep, its worst metric
+    first, each with its regime."""
+    if scores.empty:
+        return Html("<p>Nothing was both predicted and measured, so nothing can be said to be wrong.</p>")
+    worst = score.largest_misses(scores, len(scores))
+    worst = worst[worst["verdict"] != "hit"]
+    if worst.empty:
+        return Html(f"<p>{esc(f'No prediction was off by more than {words.percent(score.HIT)}.')}</p>")
+    items: list[str] = []
+    for _, group in list(worst.groupby(["engine", "sweep"], sort=False))[:n]:
+        row, *others = group.itertuples()
+        unit, name = unit_of(row.metric), METRIC_NAMES.get(row.metric, row.metric)
+        bounds = "" if row.inside is None else ", inside its interval" if row.inside else ", outside its interval"
+        text = (
+            f"predicted {words.quantity(row.predicted, unit)}, measured {words.quantity(row.measured, unit)}: "
+            f"{words.percent(abs(row.error_share))} too {'high' if row.error_share > 0 else 'low'}{bounds}."
+        )
+        if why := WHY.get(row.regime):
+            text += f" By the prediction, {why}."
+        if row.also:
+            more = "point of this curve is a miss" if row.also == 1 else "points of this curve are misses"
+            text += f" {row.also} more {more}."
+        here = [o for o in others if o.point == row.point]
+        if here:
+            rest = [f"{METRIC_NAMES.get(o.metric, o.metric)} {words.percent(o.error_share, signed=True)}" for o in here]
+            text += f" At the same point: {words.listing(rest)}."
+        if row.data == "suspect":
+            text += " The audit calls this point suspect."
+        items.append(f"<li><b>{esc(f'{name} of {row.engine}, {row.sweep} at {place(row)}')}</b>: {esc(text)}</li>")
+    return Html(f"<p>{esc(_where_missed(scores))}</p><ol>{''.join(items)}</ol>")
+
+
+def _where_missed(scores: pd.DataFrame) -> str:
+    """How the misses divide over what bounds the time there."""
+    final = score.final(scores)
+    missed = final[final["verdict"] == "miss"]
+    if missed.empty:
+        return f"No prediction of {len(final)} was off by more than {words.percent(score.NEAR)}; the largest errors:"
+    parts = []
+    for regime, own in sorted(missed.groupby("regime"), key=lambda g: (-len(g[1]), str(g[0]))):
+        of = int((final["regime"] == regime).sum())
+        parts.append(f"{len(own)} of {of} {BOUND.get(str(regime), 'with no cause named')}")
+    low = int((missed["error_share"] < 0).sum())
+    side = "all" if low in (0, len(missed)) else f"{max(low, len(missed) - low)} of them"
+    direction = "low" if low * 2 >= len(missed) else "high"
+    return (
+        f"{len(missed)} of {len(final)} predictions are off by more than {words.percent(score.NEAR)}, {side} too "
+        f"{direction}. By what the prediction says bounds the time: {words.listing(parts)}. The largest, one a curve:"
+    )
+
+
+def peers(found: pd.DataFrame) -> Html:
+    """Mean absolute error of each peer and of the frozen predictions on the same points (peers.beside's columns)."""
+    if found.empty:
+        return Html("")
+    rows = list(found.itertuples())
+    shown = columns({
+        "Peer": [r.peer for r in rows], "Engine": [r.engine for r in rows],
+        "Metric": [METRIC_NAMES.get(r.metric, r.metric) for r in rows], "Points": [str(r.points) for r in rows],
+        "Mean |error| of the peer": [words.percent(r.peer_error) for r in rows],
+        "of this book, as frozen": [words.percent(r.own_error) for r in rows],
+    })  # fmt: skip
+    text = "Other predictors on the same points, C = 1 left out"
+    return table(shown, text, right=("Points", "Mean |error| of the peer", "of this book, as frozen"))
