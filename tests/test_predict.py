@@ -332,6 +332,21 @@ def test_plan_sums_and_keeps_to_a_budget():
     assert "drop for the budget" in planning.plan_text(half)
 
 
+def test_a_plan_says_where_time_ends_before_anything_is_measured():
+    # 16 clients in step: a request takes about 40 s, warm-up is the first round, the second ends after 80 s
+    sweep = {"kind": "concurrency", "prompt_tokens": 512, "output_tokens": 1000, "concurrency": [1, 16]}
+    notes = {}
+    for limit in (60, 100):
+        run = run_params(
+            engines={"vllm": {"kind": "vllm"}}, calibration=[], sweeps={"s": sweep},
+            load={"max_seconds": limit, "min_requests": 1, "warmup_requests": 1},
+        )  # fmt: skip
+        rows = planning.plan(run, SHAPE, A40)["rows"]
+        notes[limit] = next(r["note"] for r in rows if r["point"] == "c0016") or ""
+    assert "no round of all 16 clients is measured in max_seconds (60 s)" in notes[60]
+    assert "round" not in notes[100]
+
+
 def test_plan_stops_a_sweep_at_its_minutes():
     sweep = {
         "kind": "concurrency", "prompt_tokens": 8192, "output_tokens": 128, "concurrency": [1, 2, 4, 8],

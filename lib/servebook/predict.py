@@ -73,12 +73,15 @@ class Forecaster:
         count: int | None = whole_rounds(max(120, 3 * c), spec.concurrency)
         if spec.rate_per_s is not None:
             few, count = self.load.max_requests, max(self.load.max_requests, OPEN_REQUESTS)
-        elif spec.fixed_requests:
+        first = scenario.simulate(self.best, SEEDS[0], None if spec.fixed_requests else count, log=True)
+        expected = int(scenario.summarize(first, self.best).requests)
+        if spec.fixed_requests:
             count = None
-        elif cached_prompts:  # which of its requests find their prompts depends on how many there are
-            expected = round(scenario.outcome(self.best, SEEDS[0], count).requests)
-            few = count = max(expected // c * c, min(c, max(expected, 1)))  # the client's window ends with a round
-        first = scenario.simulate(self.best, SEEDS[0], count, log=True)
+        elif spec.concurrency and (cached_prompts or expected < (count or 0)):
+            # as many rounds as the client has time for: the first differ from those that follow, and which requests
+            # find their prompts in the cache depends on how many there are
+            few = count = max(expected // c, 1) * c
+            first = scenario.simulate(self.best, SEEDS[0], count, log=True)
         outcomes = [scenario.summarize(first, self.best), *(scenario.outcome(self.best, s, count) for s in SEEDS[1:])]
         central = average(outcomes)
         if spec.rate_per_s is not None:
@@ -90,8 +93,13 @@ class Forecaster:
         drawn = [scenario.outcome(t, 100 + i, few) for i, t in enumerate(self._drawn)]
         parts = explain.breakdown(scenario, self.best, central, first)
         notes = [*self.server.notes]
-        if central.window_s >= self.load.max_seconds:
-            notes.append(f"cut off at max_seconds ({self.load.max_seconds:g} s)")
+        limit = self.load.max_seconds
+        if spec.concurrency and not spec.fixed_requests and expected < c:
+            # clients move in waves: the next round ends as a whole, or not at all
+            needed = first.window[0] + c / central.request_rate_per_s
+            notes.append(f"no round of all {c} clients is measured in max_seconds ({limit:g} s): it takes {needed:.0f} s")
+        elif central.window_s >= limit:
+            notes.append(f"cut off at max_seconds ({limit:g} s)")
         if central.preemptions:
             notes.append("the KV pool overflows: requests are preempted and recomputed")
         elif spec.concurrency and spec.concurrency > central.running_mean * 1.5 and not self.server.naive:
@@ -229,7 +237,8 @@ def predict_published(
     by_engine = (facts or {}).get("engines", facts or {})
     client = (facts or {}).get("load") or {}
     jitter = 0.0 if client.get("client") == "vllm bench serve" else client.get("jitter_s", PUBLISHED_JITTER_S)
-    params = params.model_copy(update={"load": params.load.model_copy(update={"jitter_s": float(jitter)})})
+    theirs = {"jitter_s": float(jitter), "max_seconds": 1e6}  # nobody says when they stopped
+    params = params.model_copy(update={"load": params.load.model_copy(update=theirs)})
     out: dict[str, Any] = {"points": [], "constants": {}, "capacity_per_s": {}, "servers": {}}
     predicted: dict[int, dict[str, Any]] = {}
     for name in dict.fromkeys(str(p["engine"]) for p in measured):
