@@ -343,7 +343,7 @@ def test_a_plan_says_where_time_ends_before_anything_is_measured():
         )  # fmt: skip
         rows = planning.plan(run, SHAPE, A40)["rows"]
         notes[limit] = next(r["note"] for r in rows if r["point"] == "c0016") or ""
-    assert "no round of all 16 clients is measured in max_seconds (60 s)" in notes[60]
+    assert "no measured round of all 16 clients ends in max_seconds (60 s)" in notes[60]
     assert "round" not in notes[100]
 
 

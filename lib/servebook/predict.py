@@ -97,7 +97,8 @@ class Forecaster:
         if spec.concurrency and not spec.fixed_requests and expected < c:
             # clients move in waves: the next round ends as a whole, or not at all
             needed = first.window[0] + c / central.request_rate_per_s
-            notes.append(f"no round of all {c} clients is measured in max_seconds ({limit:g} s): it takes {needed:.0f} s")
+            takes = f"max_seconds ({limit:g} s), only in {needed:.0f} s"
+            notes.append(f"no measured round of all {c} clients ends in {takes}")
         elif central.window_s >= limit:
             notes.append(f"cut off at max_seconds ({limit:g} s)")
         if central.preemptions:
