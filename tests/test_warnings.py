@@ -39,6 +39,15 @@ def test_paths_that_leave_the_project_are_said(tmp_path: Path) -> None:
     assert warned(tmp_path, engine=extra) == ["engines.e.extra_args is outside the project: /etc/t.jinja"]
 
 
+def test_a_server_that_is_opened_to_the_network_is_said(tmp_path: Path) -> None:
+    for flag in ("['--host=0.0.0.0']", "[--host, 0.0.0.0]"):
+        (said,) = warned(tmp_path, engine=f"{{kind: vllm, extra_args: {flag}}}")
+        assert said.startswith("engines.e.extra_args lets the server listen on 0.0.0.0")
+    assert warned(tmp_path, engine="{kind: openai, command: [serve, --host, 127.0.0.1, --port, '{port}']}") == []
+    (said,) = warned(tmp_path, engine="{kind: openai, command: [serve, --trust-remote-code, '{port}']}")
+    assert said == "--trust-remote-code in engines.e.command is on: code that comes with the model is run"
+
+
 def test_a_model_without_a_revision_names_the_one_to_pin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 from .. import params
@@ -18,6 +19,7 @@ from . import gpu, needs, system, toolchain
 from .machine import Check, Finding, Machine
 
 PROJECT = Path(__file__).resolve().parents[3]
+LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 CHECKS: dict[str, Callable[[Machine], Finding]] = {
     "driver and CUDA runtime": toolchain.driver,
     "nvcc": toolchain.nvcc,
@@ -85,9 +87,16 @@ def warnings(run_params: params.RunParams, base: Path) -> list[str]:
 
     found, m = [], run_params.model
     paths = [("model.path", m.path)] if m.path else []
+    remote_code = ["model.trust_remote_code"] if m.trust_remote_code else []
     for name, engine in run_params.engines.items():
-        values = (a.rpartition("=")[2] for a in getattr(engine, "extra_args", ()))
-        paths += [(f"engines.{name}.extra_args", a) for a in values if a.startswith(("/", "~", "../"))]
+        for key in ("extra_args", "command"):
+            where, words = f"engines.{name}.{key}", _words(getattr(engine, key, None) or [])
+            paths += [(where, word) for word in words if word.startswith(("/", "~", "../"))]
+            remote_code += [f"--trust-remote-code in {where}"] if "--trust-remote-code" in words else []
+            hosts = [value for option, value in pairwise(words) if option == "--host" and value not in LOOPBACK]
+            found += [
+                f"{where} lets the server listen on {host}: whoever reaches this machine may use it" for host in hosts
+            ]
     for key, path in paths:
         folder = local_folder(path, base)
         if not any(folder.is_relative_to(p) for p in (PROJECT, base.resolve())):
@@ -96,9 +105,12 @@ def warnings(run_params: params.RunParams, base: Path) -> list[str]:
         commit = _cached_commit(m.hub)
         pin = f"model.revision: {commit}" if commit else "model.revision, a commit from the model's page on the Hub"
         found.append(f"model.hub {m.hub} may be another model tomorrow; pin it with {pin}")
-    if m.trust_remote_code:
-        found.append("model.trust_remote_code is on: code that comes with the model is run")
-    return found
+    return found + [f"{key} is on: code that comes with the model is run" for key in remote_code]
+
+
+def _words(arguments: list[str]) -> list[str]:
+    """Arguments with --option=value as two."""
+    return [word for a in arguments for word in (a.split("=", 1) if a.startswith("--") else [a])]
 
 
 def _cached_commit(hub: str) -> str | None:
