@@ -218,6 +218,26 @@ def test_a_server_that_cannot_keep_up_is_saturated_and_its_slow_requests_are_not
     assert p["requests"] + p["failures"] > 30 and p["e2e_p99_s"] > 1
 
 
+def test_a_window_whose_last_requests_are_long_awaited_does_not_charge_the_wait_to_the_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time, "thread_time", time.monotonic)  # a client that is always busy
+    with serving(Behaviour(ttft_s=0.01, itl_s=0.004, one_at_a_time=True)) as server:
+        p = measure(server, arriving(60), Rule(3, 12, 12, 0, 20), load=Load(scrape_interval_s=0.2))
+        truth = server.truth()
+    # 60 arrivals a second against 14 served: the window is followed by a wait of more than its length
+    assert truth["ended_s"][-1] - truth["arrived_s"][0] > 2 * p["seconds"]
+    assert p["client_cpu_s"] == pytest.approx(p["seconds"], abs=0.15)
+    assert any("of a core" in r for r in p["reasons"]) and p["verdict"] == "suspect"
+
+
+def test_a_client_whose_event_loop_stands_still_makes_the_point_suspect() -> None:
+    with serving(Behaviour(ttft_s=0.02, itl_s=0.005)) as server:
+        p = measure(server, closed(4), Rule(4, 40, 40, 0, 60), on_progress=lambda _: time.sleep(0.3))
+    assert p["client_loop_lag_p99_s"] > 0.1 and p["verdict"] == "suspect"
+    assert any(r.startswith("client-limited: its event loop lagged") for r in p["reasons"])
+
+
 def test_replayed_arrivals_are_sent_when_they_were() -> None:
     times = [0.0, 0.05, 0.3, 0.31]
     with serving() as server:

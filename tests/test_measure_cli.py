@@ -155,7 +155,7 @@ def test_a_prefix_may_be_shared_at_a_share(capsys: pytest.CaptureFixture[str]) -
         sent = [r.prompt for r in server.records if len(r.prompt) == 40]
     assert len({p[:20] for p in sent}) == 1 and len({p[20:] for p in sent}) == len(sent)
     printed = capsys.readouterr().out
-    assert "ended after" in printed and "max_requests (8) reached" in printed
+    assert "measured for" in printed and "max_requests (8) reached" in printed
     assert "goodput 0.00/s: 0.0% of attempted requests" in printed and "by the clock" in printed
     assert "client: " in printed and "of a core" in printed
 

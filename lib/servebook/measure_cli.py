@@ -98,7 +98,7 @@ def _details(p: Mapping[str, Any]) -> Iterator[str]:
         return _cell(p.get(key), form)
 
     if p["seconds"]:
-        yield f"ended after {p['seconds']:.1f} s: {p['stop_reason']}"
+        yield f"measured for {p['seconds']:.1f} s: {p['stop_reason']}"
     if p.get("decode_tok_per_s"):
         wall = t("decode_wall_tok_per_s", ".1f")
         yield f"decode {t('decode_tok_per_s', '.1f')} tok/s while it decodes (running / TPOT), {wall} by the clock"
@@ -109,6 +109,8 @@ def _details(p: Mapping[str, Any]) -> Iterator[str]:
         yield f"arrivals {t('arrival_rate_per_s', '.2f')}/s; sent {lags} after they were due"
     if any(p.get(f"slo_{name}_s") for name in ("ttft", "tpot", "e2e")) and p.get("goodput_share") is not None:
         yield f"goodput {t('goodput_per_s', '.2f')}/s: {t('goodput_share', '.1%')} of attempted requests kept the slo"
+    if p.get("cache_hit_share"):
+        yield f"the prefix cache served {t('cache_hit_share', '.1%')} of the prompts' tokens"
     for turn in p.get("turns") or ():
         prompt, ttft = (_cell(turn[k], form) for k, form in (("prompt_tokens_mean", ".0f"), ("ttft_mean_s", "ms")))
         yield f"turn {turn['turn'] + 1}: {turn['requests']} requests, {prompt} prompt tokens, TTFT {ttft} ms"

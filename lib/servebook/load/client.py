@@ -257,7 +257,8 @@ class Client:
                 break  # not about a field
             if reply.status not in (400, 422):
                 return option
-        raise ServebookError(f"the server refuses the request ({reply.error})", self.endpoint, "Check the model's name")
+        fix = "Check the model's name and whether the server has this endpoint"
+        raise ServebookError(f"the server refuses the request ({reply.error})", self.endpoint, fix)
 
 
 def _check_url(url: str) -> None:

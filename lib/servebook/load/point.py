@@ -265,7 +265,7 @@ async def _watch(
         while True:
             due = now() + 0.02
             await asyncio.sleep(0.02)
-            if tracker.window_start is not None:
+            if tracker.window_start is not None and tracker.window_end is None:
                 lags.append(max(0.0, now() - due))
 
     async def edges() -> None:
@@ -282,13 +282,16 @@ async def _watch(
             on_progress(f"{'warm-up' if warm else 'measured'} {done}/{of}, {seconds}")
             await asyncio.sleep(0.5)
 
-    async def last_scrape() -> None:
-        await tracker.stop.wait()
+    async def end() -> None:
+        await tracker.window_closed.wait()
         health["client_cpu_s"] = time.thread_time() - cpu_at_window
         await scraper.scrape()
+        if not tracker.stop.is_set():  # an open loop's last requests are awaited
+            await tracker.stop.wait()
+            await scraper.scrape()
 
     tasks = [asyncio.create_task(t()) for t in (lag, edges, report, scraper.run)]
-    closing = asyncio.create_task(last_scrape())
+    closing = asyncio.create_task(end())
     try:
         yield health
         await closing

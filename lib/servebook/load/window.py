@@ -65,6 +65,7 @@ class Tracker:
     stopped_at: float = 0.0  # may be later than the window's end: a request was awaited, or time ran out
     stop_reason: str = ""
     window_opened: asyncio.Event = field(default_factory=asyncio.Event)
+    window_closed: asyncio.Event = field(default_factory=asyncio.Event)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     fault: BaseException | None = None
     warm: int = 0
@@ -139,6 +140,11 @@ class Tracker:
         self.window_start = at
         self.window_opened.set()
 
+    def _close_window(self, at: float) -> None:
+        if self.window_end is None:
+            self.window_end = at
+            self.window_closed.set()
+
     def _decide(self, reply: Reply) -> None:
         at = reply.end or now()
         if self._failing >= max(10, 2 * (self.concurrency or 1)):
@@ -148,7 +154,8 @@ class Tracker:
                 self._end(self.stop_reason, self.window_end)
         elif self.window_start is not None and (reason := self._enough(at - self.window_start)):
             if self.open_loop:
-                self.window_end, self.stop_reason = at, reason
+                self.stop_reason = reason
+                self._close_window(at)
                 if not self.pending():
                     self._end(reason, at)
             else:
@@ -175,7 +182,7 @@ class Tracker:
     def _end(self, reason: str, at: float) -> None:
         if not self.stop.is_set():
             self.stop_reason, self.stopped_at = reason, now()
-            self.window_end = at if self.window_end is None else self.window_end
+            self._close_window(at)
             self.stop.set()
 
     def out_of_time(self, what: str) -> None:
