@@ -405,6 +405,33 @@ def test_a_file_cut_at_every_byte_of_its_last_row_loses_that_row_alone(tmp_path:
         assert bool(read.notes) == (cut > start) and path.read_bytes() == whole[:start]
 
 
+def test_a_torn_row_of_a_point_that_was_cut_off_is_repaired_and_told(
+    book_of: Callable[..., Book], mock: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    book = book_of(mock, c="[1]")
+    rows = results.rows_path(book.dir, "short_prompts", "e", "c0001")
+    rows.parent.mkdir(parents=True)
+    rows.write_bytes(b'{"i":0}\n{"i":1}\n{"i":2,"ph')
+    book.measure("short_prompts", "e")
+    said = capsys.readouterr().out
+    told = (
+        "c0001: measured again, it was cut off after 2 requests; c0001.jsonl: a torn last line of 10 bytes was cut off"
+    )
+    assert told in said, said
+    assert rows.with_name("c0001.jsonl.old1").read_bytes() == b'{"i":0}\n{"i":1}\n' and measured(book) == ["c0001"]
+
+
+def test_another_fact_of_the_server_measures_again_and_says_why(
+    book_of: Callable[..., Book], mock: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = book_of(mock, c="[1]")
+    book.measure("short_prompts", "e")
+    spec = book.specs("e", "short_prompts")[0]
+    assert book.ledger.kept(spec)
+    monkeypatch.setattr(book, "facts", lambda name: {"version": "9.9", "kv_cache_tokens": 1234})
+    assert 'version was null, is "9.9"' in (book.ledger.begin(spec) or "")
+
+
 def test_changed_parameters_measure_what_changed_and_say_why(
     book_of: Callable[..., Book], mock: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

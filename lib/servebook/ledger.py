@@ -7,19 +7,28 @@ under names that nothing reads, until they have them again.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import files, points, provenance, results
+from .errors import ServebookError
 from .points import PointSpec
 
 if TYPE_CHECKING:
     from .stored import StoredRun
 
 
+# Of a server's facts, those that decide its figures and are the same at every start with the same parameters
+FACTS = (
+    "version", "attention_backend", "device", "max_num_batched_tokens", "max_num_seqs", "prefix_caching",
+    "async_scheduling", "executor",
+)  # fmt: skip
 LEFT_OUT = ".left_out"  # behind a point's file name: these parameters do not have it
 
 
@@ -32,7 +41,7 @@ class Ledger:
     # --- what a point was made with -----------------------------------------------------------------------------
 
     def made_with(self, spec: PointSpec) -> dict[str, Any]:
-        """What a point's figures depend on: the point, model, engine, load, and the server's version.
+        """What a point's figures depend on: the point, model, engine, load, GPU, torch, and the server's facts.
 
         What is None, and a spec's defaults, are left out: what a later version adds changes nothing until it is given.
         """
@@ -44,7 +53,8 @@ class Ledger:
             "model": run.params.model.model_dump(**how),
             "engine": run.params.engines[spec.engine].model_dump(**how, exclude=beside),
             "load": run.params.load.model_dump(**how),
-            "version": run.facts(spec.engine).get("version"),
+            "facts": {k: v for k, v in run.facts(spec.engine).items() if k in FACTS and v is not None},
+            "torch": _torch_version(),
             "gpu": run.gpu.name,
         }
 
@@ -114,6 +124,9 @@ class Ledger:
         stored, why = self._stored(spec), None
         if stored:
             why = self._why_again(spec, stored)
+        elif (rows := results.rows_path(self._dir, spec.sweep, spec.engine, spec.point)).exists():
+            why = _cut_off(rows)
+        if stored or why:
             self._set_aside(spec)
         ingredients, fingerprint = files.read_json(self._ingredients_file) or {}, self.fingerprint(spec)
         if fingerprint not in ingredients:
@@ -209,3 +222,19 @@ class Ledger:
         for path in (rows, self._point_file(spec), results.series_path(self._dir, spec.sweep, spec.engine, spec.point)):
             if path.exists():
                 path.replace(path.with_name(f"{path.name}.old{number}"))
+
+
+def _cut_off(rows: Path) -> str:
+    """How far an attempt came that left rows and no point; a torn last row is repaired and named."""
+    try:
+        found = results.read_rows(rows)
+    except ServebookError as error:
+        return f"its rows cannot be read ({error.where}: {error.what})"
+    return "; ".join([f"it was cut off after {len(found)} requests", *found.notes])
+
+
+@cache
+def _torch_version() -> str | None:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version("torch")
+    return None
