@@ -22,6 +22,8 @@ PREDICTED = {
 def checks_table(checks: Iterable[Any]) -> Html:
     """Preflight's checks: name, status, what was seen, and the fix where one is needed."""
     checks = list(checks)
+    if not checks:
+        return Html("<p>What preflight saw is not stored with this run.</p>")
     fixes = [c.fix if c.status in ("warn", "fail") else "" for c in checks]
     shown: dict[str, list[Any]] = {
         "Check": [c.name for c in checks],
