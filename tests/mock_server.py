@@ -55,7 +55,9 @@ class Behaviour:
     error_after: int = -1  # an error object in the stream after so many tokens
     stall_after: int = -1  # nothing more after so many tokens
     hang_from: int = 0  # requests from the n-th on are never answered
+    refuse_from: int = 0  # from the n-th request on the server is gone: connections are cut, new ones refused
     slow_headers_s: float = 0.0
+    preemptions: int = 0  # that /metrics reports a request
     cached_share: float = 0.0  # prefix-cache hits that /metrics reports
     metrics: bool = True
     counter_off: float = 1.0  # the generation counter is off by this factor
@@ -95,7 +97,7 @@ class MockServer:
 
     async def start(self, port: int = 0) -> asyncio.Server:
         server = await asyncio.start_server(self._serve, "127.0.0.1", port, backlog=4096, limit=1 << 26)
-        self.port = server.sockets[0].getsockname()[1]
+        self.port, self._listening = server.sockets[0].getsockname()[1], server
         return server
 
     async def _serve(self, reader: asyncio.StreamReader, writer: Writer) -> None:
@@ -148,7 +150,7 @@ class MockServer:
             "generation_tokens_total": self.generated * self.b.counter_off,
             "prefix_cache_queries_total": self.prompted,
             "prefix_cache_hits_total": self.prompted * self.b.cached_share,
-            "num_preemptions_total": 0,
+            "num_preemptions_total": self.count * self.b.preemptions,
             "request_prefill_time_seconds_sum": 0.02 * self.count,
             "request_prefill_time_seconds_count": self.count,
             'request_prefill_time_seconds_bucket{le="1.0"}': self.count,
@@ -174,6 +176,10 @@ class MockServer:
             message = "out of order" + (f" for {b.key}" if b.echo_key else "")
             writer.write(_answer(b.status, json.dumps({"error": {"message": message}}).encode()))
             return True
+        if b.refuse_from and self.count >= b.refuse_from:
+            self._listening.close()
+            writer.transport.abort()
+            return False
         if b.hang_from and self.count >= b.hang_from:
             await asyncio.sleep(3600)
         if "messages" in request:  # words stand for tokens
