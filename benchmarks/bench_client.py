@@ -7,6 +7,9 @@ own process is pinned to one core, each client with all its children to another.
     python benchmarks/bench_client.py --python PATH                the Python whose vllm is meant
     python benchmarks/bench_client.py --guidellm PATH --aiperf PATH    their commands, each from its own environment
     python benchmarks/bench_client.py --only servebook --concurrency 64,256,1024
+    python benchmarks/bench_client.py --no-gap --concurrency 64    2,048 requests, tokens without pauses
+    python benchmarks/bench_client.py --arrivals                   gaps between arrivals, at the server
+    python benchmarks/bench_client.py --prompts                    200 prompts of 20,000 tokens
 
 Columns: CPU seconds of the client per 1,000 streamed tokens while it streamed; command to first request and last token
 to exit, seconds; peak memory of its process tree; TTFT p50 and TPOT p99 as it reports them and as the server saw them,
@@ -250,6 +253,17 @@ def arrivals(o: argparse.Namespace) -> None:
         print(f"{kind:>10} {rate}/s: {len(gaps)} gaps, coefficient of variation {gaps.std() / gaps.mean():.4f}")
 
 
+PROMPTS = """
+import time
+from servebook.load.prompts import Bodies, Prompts
+begun = time.perf_counter()
+bodies = Bodies(Prompts(range(1000, 151000), 20000, 1), {"model": "m", "stream": True}, 128)
+size = sum(len(bodies(i)) for i in range(200))
+print(f"200 prompts of 20,000 tokens out of a vocabulary of 150,000, {size / 1e6:.0f} MB of request bodies: ", end="")
+print(f"{time.perf_counter() - begun:.2f} s")
+"""
+
+
 def show(r: dict[str, Any]) -> None:
     if "failed" in r:
         print(f"{r['client']:>10} {r['c']:>5}  failed: {r['failed']}")
@@ -302,11 +316,15 @@ def main() -> None:
     p.add_argument("--jitter", type=float, default=0.05)
     p.add_argument("--no-gap", action="store_true", help="a server without pauses: how fast can each client read")
     p.add_argument("--arrivals", action="store_true", help="instead: how regular servebook's arrivals are")
+    p.add_argument("--prompts", action="store_true", help="instead: how soon 200 prompts of 20,000 tokens are ready")
     p.add_argument("--server-core", type=int, default=0)
     p.add_argument("--client-core", type=int, default=1)
     p.add_argument("--port", type=int, default=9100)
     p.add_argument("--json", type=Path)
     o = p.parse_args()
+    if o.prompts:
+        subprocess.run(["taskset", "-c", str(o.client_core), o.python, "-c", PROMPTS], check=True)
+        return
     names = o.only.split(",") if o.only else [n for n in CLIENTS if n in ("servebook", "vllm") or getattr(o, n)]
     pace = ["ttft_s=0", "itl_s=0"] if o.no_gap else ["ttft_s=0.05", "itl_s=0.01"]
     pin = ["taskset", "-c", str(o.server_core)]

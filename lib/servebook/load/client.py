@@ -164,7 +164,7 @@ class Client:
 
         faults = await asyncio.gather(*(touch() for _ in range(count)), return_exceptions=True)
         if all(isinstance(f, aiohttp.ClientConnectionError) for f in faults):
-            raise ServebookError(f"no server answers ({faults[0]})", self.url, "Start it, or correct the URL")
+            raise ServebookError(f"no server answers ({faults[0]})", self.url, _way_out(faults[0], "correct the URL"))
 
     async def stream(self, body: bytes, reply: Reply) -> None:
         """Send one request and fill in its reply; faults become `reply.error`, only cancellation is raised."""
@@ -231,6 +231,7 @@ class Client:
     async def models(self) -> list[str]:
         """The server's model ids. Raises ServebookError if it does not tell any."""
         where, reason = self_path(self.url, "/v1/models"), "no model in its answer"
+        fix = "Start it, or name the model"
         try:
             async with self.session.get(where, timeout=_SOON) as response:
                 listed = json.loads(await response.read())
@@ -239,10 +240,10 @@ class Client:
         except TimeoutError:
             reason = f"no answer within {_SOON.total:g} s"
         except (aiohttp.ClientError, OSError) as error:
-            reason = str(error) or type(error).__name__
+            reason, fix = str(error) or type(error).__name__, _way_out(error, "name the model")
         except (ValueError, KeyError, TypeError):
             pass
-        raise ServebookError(f"cannot ask the server for its model ({reason})", where, "Start it, or name the model")
+        raise ServebookError(f"cannot ask the server for its model ({reason})", where, fix)
 
     async def accepted(self, options: list[dict[str, Any]], base: dict[str, Any]) -> dict[str, Any]:
         """The richest of `options` (best first) that the server takes, tried with a tiny request each.
@@ -259,6 +260,11 @@ class Client:
                 return option
         fix = "Check the model's name and whether the server has this endpoint"
         raise ServebookError(f"the server refuses the request ({reply.error})", self.endpoint, fix)
+
+
+def _way_out(fault: BaseException | None, otherwise: str) -> str:
+    untrusted = isinstance(fault, aiohttp.ClientConnectorCertificateError)
+    return "Name a file of certificates to trust in SSL_CERT_FILE" if untrusted else f"Start it, or {otherwise}"
 
 
 def _check_url(url: str) -> None:
