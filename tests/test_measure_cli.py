@@ -160,17 +160,26 @@ def test_a_prefix_may_be_shared_at_a_share(capsys: pytest.CaptureFixture[str]) -
     assert "client: " in printed and "of a core" in printed
 
 
-def test_what_a_point_came_to_is_there_when_the_next_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fault", [ServebookError("no server answers", "there"), KeyboardInterrupt()])
+def test_what_a_point_came_to_is_there_when_the_next_ends_early(
+    fault: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, measure = tmp_path / "m.json", measure_cli.measure_ramp_sync
 
     def second_fails(specs: Any, **options: Any) -> Any:
         if specs[0].concurrency == 2:
-            raise ServebookError("no server answers", options["url"])
+            raise fault
         return measure(specs, **options)
 
     monkeypatch.setattr(measure_cli, "measure_ramp_sync", second_fails)
-    with serving() as server, pytest.raises(ServebookError, match="no server answers"):
-        main(["--url", server.url, "--concurrency", "1,2", *FAST, "--json", str(out), "--out", str(tmp_path)])
+    with serving() as server:
+        command = ["--url", server.url, "--concurrency", "1,2", *FAST, "--json", str(out), "--out", str(tmp_path)]
+        if isinstance(fault, ServebookError):
+            with pytest.raises(ServebookError, match="no server answers"):
+                main(command)
+        else:
+            assert main(command) == 130
+            assert "interrupted; points kept: 1" in capsys.readouterr().err
     assert [p["point"] for p in json.loads(out.read_text())] == ["c0001"]
     assert len((tmp_path / "points.csv").read_text().splitlines()) == 2
 

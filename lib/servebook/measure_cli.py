@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import os
 import secrets
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -37,6 +38,19 @@ def main(argv: list[str] | None = None) -> int:
         temperature=o.temperature, top_p=o.top_p, top_k=o.top_k,
     )  # fmt: skip
     points: list[dict[str, Any]] = []
+    try:
+        _measure(o, points, model=model, load=load, api_key=api_key)
+    except KeyboardInterrupt:
+        kept = f"points kept: {len(points)}" if o.json or o.out else "nothing is kept without --json or --out"
+        print(f"\nservebook: interrupted; {kept}", file=sys.stderr)
+        return 128 + signal.SIGINT
+    return int(any(p["verdict"] == "invalid" for p in points))
+
+
+def _measure(
+    o: argparse.Namespace, points: list[dict[str, Any]], *, model: str, load: Load, api_key: str | None
+) -> None:
+    """Measure one point, or one ramp, after the other; each is printed, stored and put into `points` at once."""
     for stages in [o.specs] if o.ramp else [[spec] for spec in o.specs]:
         measured = measure_ramp_sync(
             stages, url=o.url, model=model, vocab=range(*o.vocab), load=load, api_key=api_key,
@@ -57,7 +71,6 @@ def main(argv: list[str] | None = None) -> int:
             files.write_json(o.json, points if len(o.specs) > 1 else points[0])
         if o.out:
             results.write_points_csv(o.out)
-    return int(any(p["verdict"] == "invalid" for p in points))
 
 
 def _api_key(variable: str | None) -> str | None:
