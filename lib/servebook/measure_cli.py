@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import dataclasses
 import os
@@ -65,6 +66,8 @@ def _measure(
             if o.self_check and point["ttft_p50_s"] and point["tpot_p50_s"]:
                 load_of = dataclasses.replace(spec, rate_per_s=point.get("arrival_rate_per_s")) if o.replay else spec
                 point |= self_check(load_of, ttft_s=point["ttft_p50_s"], tpot_s=point["tpot_p50_s"])
+                if o.out:
+                    results.write_point(o.out, point)
             points.append(point)
             _print(point, header=len(points) == 1)
         if o.json:  # after every point: the next may not come to its end
