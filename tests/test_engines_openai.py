@@ -109,6 +109,15 @@ def test_a_command_that_cannot_be_meant(tmp_path: Path, command: list[str], said
         engines.start(run_params(command=command), "far", tmp_path, base=tmp_path)
 
 
+def test_what_cannot_work_is_told_before_it_is_tried(tmp_path: Path) -> None:
+    assert engines.check(run_params(command=["python", "{port}"]), "far") is None
+    assert engines.check(run_params(command=["no-such-4711", "{port}"]), "far") == "there is no program no-such-4711"
+    said = engines.check(run_params(url="http://127.0.0.1:9/v1"), "far")
+    assert said == "nothing answers at http://127.0.0.1:9/v1/models"
+    with process.launch("e", double(), tmp_path / "theirs") as server:
+        assert engines.check(run_params(url=server.url), "far") is None
+
+
 def test_url_or_command_and_no_key_in_either(tmp_path: Path) -> None:
     for both in ({}, {"url": "http://127.0.0.1:9", "command": COMMAND}, {"command": COMMAND, "api_key_env": "K"}):
         with pytest.raises(ValueError, match=r"exactly one of url|leave api_key_env out"):

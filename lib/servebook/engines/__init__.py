@@ -8,7 +8,7 @@ module of its name in this package. It offers
 
     start(params, name, run_dir, base) -> Engine      see `start` below
     version() -> str | None                           what a start would bring, if known before
-    why_not() -> str | None                           why it cannot run on this machine, if known
+    why_not(engine) -> str | None                     why it cannot run here, if known; engine: its parameters
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def installed_version(params: RunParams, name: str) -> str | None:
 
 def check(params: RunParams, name: str) -> str | None:
     """Why the engine cannot run on this machine, None where nothing speaks against it. Starts nothing."""
-    reason: str | None = _kind(params, name).why_not()
+    reason: str | None = _kind(params, name).why_not(params.engines[name])
     return reason
 
 

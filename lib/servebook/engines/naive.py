@@ -29,7 +29,7 @@ def version() -> str | None:
     return None
 
 
-def why_not() -> str | None:
+def why_not(_engine: NaiveEngine) -> str | None:
     return None
 
 

@@ -6,6 +6,8 @@ import difflib
 import functools
 import os
 import re
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +47,15 @@ def version() -> str | None:
     return None
 
 
-def why_not() -> str | None:
-    return None
+def why_not(engine: OpenAIEngine) -> str | None:
+    if engine.url:
+        url = engine.url.rstrip("/").removesuffix("/v1")
+        key = os.environ.get(engine.api_key_env or "")
+        return None if served_models(url, key) else f"nothing answers at {url}/v1/models"
+    program = (engine.command or [""])[0]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    known = "{" in program or shutil.which(program, path=engine.env.get("PATH", path))
+    return None if known else f"there is no program {program}"
 
 
 def prepare(params: RunParams, name: str, engine: OpenAIEngine, run_dir: Path, base: Path) -> Launch:

@@ -36,7 +36,7 @@ def version() -> str | None:
     return None
 
 
-def why_not() -> str | None:
+def why_not(_engine: VllmEngine) -> str | None:
     unsupported = why_unsupported(runs_on_cpu())
     return unsupported[0] if unsupported else None
 
