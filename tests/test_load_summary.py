@@ -14,8 +14,9 @@ from servebook import params, results, stats
 from servebook.errors import ServebookError
 from servebook.load import finished
 from servebook.load.client import Reply
+from servebook.load.flow import SLICES
 from servebook.load.stream import TokenStream
-from servebook.load.summary import SLICES, summarize
+from servebook.load.summary import summarize
 from servebook.load.window import Rule, Tracker
 from servebook.params import Slo
 

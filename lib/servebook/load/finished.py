@@ -196,3 +196,18 @@ class _Spool:
     def read(self, kind: Any, count: int) -> np.ndarray:
         dtype = np.dtype(kind)
         return np.frombuffer(self._file.read(count * dtype.itemsize), dtype)
+
+
+class Column:
+    """Values gathered chunk by chunk, those that are not known left out."""
+
+    def __init__(self) -> None:
+        self._parts: list[np.ndarray] = []
+
+    def add(self, values: np.ndarray) -> None:
+        self._parts.append(values[~np.isnan(values)])
+
+    @property
+    def values(self) -> np.ndarray:
+        self._parts = [np.concatenate(self._parts)] if self._parts else [np.empty(0)]
+        return self._parts[0]

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .. import files, results, stats
+from .. import files, results
 from ..audit import audit
 from ..errors import ServebookError
 from ..params import Load, Slo
@@ -25,6 +24,7 @@ from .loops import ClosedLoop, OpenLoop
 from .metrics import Scraper
 from .prompts import Bodies, Prompts
 from .runtime import allow_many_sockets, in_thread, quiet_collector
+from .watch import Progress, watch
 from .window import Rule, Tracker
 
 # What else to ask for, richest first. ignore_eos keeps the length fixed; continuous usage tells how many tokens the
@@ -35,7 +35,6 @@ _OPTIONS: list[dict[str, Any]] = [
     {"stream_options": {"include_usage": True}},
 ]
 _dialects: dict[tuple[str, str, bool], dict[str, Any]] = {}  # what each server took; asked once a process
-Progress = Callable[[str], None]
 
 
 def rule_of(spec: PointSpec, load: Load, deadline_s: float | None = None) -> Rule:
@@ -132,7 +131,7 @@ async def measure_ramp(
             write = stack.enter_context(_writer(spec, run_dir))
             keep = partial(_keep, write, start) if run_dir else _forget
             tracker = Tracker(rule, start, spec.concurrency, keep, not closed, last=spec is specs[-1])
-            async with _watch(tracker, scraper, rule, on_progress) as health:
+            async with watch(tracker, scraper, rule, on_progress) as health:
                 if closed:
                     await closed_loop.run(tracker, spec.concurrency or 1)
                 else:
@@ -250,56 +249,6 @@ def _writer(spec: PointSpec, run_dir: Path | None) -> Iterator[Callable[[Mapping
     path = results.rows_path(run_dir, spec.sweep, spec.engine, spec.point)
     with contextlib.closing(results.RowWriter(path)) as writer:
         yield writer.write
-
-
-@contextlib.asynccontextmanager
-async def _watch(
-    tracker: Tracker, scraper: Scraper, rule: Rule, on_progress: Progress | None
-) -> AsyncIterator[dict[str, Any]]:
-    """Scrape, measure the client itself, and report progress while the load runs; yields the client's health."""
-    health: dict[str, Any] = {}
-    lags: list[float] = []
-    cpu_at_window = time.thread_time()
-
-    async def lag() -> None:
-        while True:
-            due = now() + 0.02
-            await asyncio.sleep(0.02)
-            if tracker.window_start is not None and tracker.window_end is None:
-                lags.append(max(0.0, now() - due))
-
-    async def edges() -> None:
-        nonlocal cpu_at_window
-        await tracker.window_opened.wait()
-        cpu_at_window = time.thread_time()
-        await scraper.scrape()
-
-    async def report() -> None:
-        while on_progress:
-            warm = tracker.window_start is None
-            done, of = (tracker.warm, rule.warmup) if warm else (tracker.measured, rule.min_requests)
-            seconds = f"{now() - tracker.start:.0f} s of at most {rule.time_limit_s:.0f} s"
-            on_progress(f"{'warm-up' if warm else 'measured'} {done}/{of}, {seconds}")
-            await asyncio.sleep(0.5)
-
-    async def end() -> None:
-        await tracker.window_closed.wait()
-        health["client_cpu_s"] = time.thread_time() - cpu_at_window
-        await scraper.scrape()
-        if not tracker.stop.is_set():  # an open loop's last requests are awaited
-            await tracker.stop.wait()
-            await scraper.scrape()
-
-    tasks = [asyncio.create_task(t()) for t in (lag, edges, report, scraper.run)]
-    closing = asyncio.create_task(end())
-    try:
-        yield health
-        await closing
-    finally:
-        for task in (*tasks, closing):
-            task.cancel()
-        await asyncio.gather(*tasks, closing, return_exceptions=True)
-        health["client_loop_lag_p99_s"] = stats.percentile(lags, 99)
 
 
 __all__ = [

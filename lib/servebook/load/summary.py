@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -26,10 +25,9 @@ import numpy as np
 from .. import stats
 from ..params import Slo
 from . import metrics
-from .finished import Chunk
+from .finished import Chunk, Column
+from .flow import Flow
 from .window import Tracker, converged
-
-SLICES = 12  # of the window, for the throughput's interval
 
 
 def summarize(tracker: Tracker, slo: Slo, *, batching: bool, scraper: metrics.Scraper | None) -> dict[str, Any]:
@@ -39,7 +37,7 @@ def summarize(tracker: Tracker, slo: Slo, *, batching: bool, scraper: metrics.Sc
         begin = end = math.nan  # there was no window: nothing lies in it
     account = metrics.Account(scraper.samples if scraper else [], begin, end)
     latencies, shape, turns = _Latencies(), _Shape(), _Turns()
-    outcomes, flow = _Outcomes(tracker, slo), _Flow(begin, end, account.times(), open_loop=tracker.open_loop)
+    outcomes, flow = _Outcomes(tracker, slo), Flow(begin, end, account.times(), open_loop=tracker.open_loop)
     for chunk in tracker.finished.chunks():
         for part in (latencies, shape, turns, outcomes, flow):
             part.add(chunk)
@@ -123,7 +121,7 @@ class _Latencies:
     """The three latencies of the window's answered requests, in the order they ended, and the gaps between events."""
 
     def __init__(self) -> None:
-        self._ttft, self._tpot, self._e2e = _Column(), _Column(), _Column()
+        self._ttft, self._tpot, self._e2e = Column(), Column(), Column()
         self._gaps = stats.Histogram()
 
     def add(self, chunk: Chunk) -> None:
@@ -157,21 +155,6 @@ class _Latencies:
             "ttft_drift": stats.drift(ttft),
             "tpot_drift": stats.drift(tpot),
         }
-
-
-class _Column:
-    """Values gathered chunk by chunk, those that are not known left out."""
-
-    def __init__(self) -> None:
-        self._parts: list[np.ndarray] = []
-
-    def add(self, values: np.ndarray) -> None:
-        self._parts.append(values[~np.isnan(values)])
-
-    @property
-    def values(self) -> np.ndarray:
-        self._parts = [np.concatenate(self._parts)] if self._parts else [np.empty(0)]
-        return self._parts[0]
 
 
 def _spread(prefix: str, values: np.ndarray, percentiles: Iterable[int]) -> dict[str, float | None]:
@@ -247,69 +230,3 @@ class _Turns:
             for turn, (n, ttft, told, prompt) in sorted(self._sums.items())
         ]
         return {"turns": table}
-
-
-class _Flow:
-    """What went on between two times, whichever phase it belongs to: tokens, requests in flight, arrivals.
-
-    times: further times between which output tokens will be asked for.
-    """
-
-    def __init__(self, begin: float, end: float, times: Iterable[float], *, open_loop: bool) -> None:
-        self.begin, self.end, self._open_loop = begin, end, open_loop
-        self._slices = np.linspace(begin, end, SLICES + 1)
-        self._quarters = np.linspace(begin, end, 5)
-        self._edges = np.unique([*self._slices, begin, end, *times])
-        self._tokens = np.zeros(len(self._edges) + 1)  # between one edge and the next, which is in
-        self._in_flight_s = np.zeros(4)
-        self._lags = _Column()
-        self.completed = self.firsts = self.prompt_tokens = self._due = self._ended = 0
-
-    def add(self, chunk: Chunk) -> None:
-        r, begin, end = chunk.requests, self.begin, self.end
-        at = np.searchsorted(self._edges, chunk.times)
-        self._tokens += np.bincount(at, chunk.tokens_at(), len(self._tokens))
-        first_in = (r["first"] > begin) & (r["first"] <= end)
-        prompts = np.where(r["prompt_tokens"] > 0, r["prompt_tokens"], r["prompt_tokens_asked"])
-        self.firsts += int(first_in.sum())
-        self.prompt_tokens += int(prompts[first_in].sum())
-        # completions of a closed loop's window, which starts and ends with one; arrivals of an open loop's
-        self.completed += int((chunk.good & (self._open_loop | (r["end"] <= end))).sum())
-        left = np.where(np.isnan(r["end"]), end, r["end"])
-        for k, (a, b) in enumerate(pairwise(self._quarters)):
-            self._in_flight_s[k] += np.nansum((np.minimum(left, b) - np.maximum(r["sent"], a)).clip(0))
-        self._lags.add(r["sent"] - r["scheduled"])
-        self._due += int(((r["scheduled"] > begin) & (r["scheduled"] <= end)).sum())
-        self._ended += int((r["ok"] & (r["end"] > begin) & (r["end"] <= end)).sum())
-
-    def output(self, begin: float, end: float) -> float:
-        """Output tokens that came after `begin` and no later than `end`."""
-        a, b = np.searchsorted(self._edges, (begin, end))
-        return float(self._tokens[a + 1 : b + 1].sum())
-
-    @property
-    def slices(self) -> list[float]:
-        """Output tokens per second in each of the window's slices."""
-        return [self.output(a, b) / (b - a) for a, b in pairwise(self._slices)]
-
-    @property
-    def in_flight_mean(self) -> float:
-        """Time average of requests sent and not ended."""
-        return float(self._in_flight_s.sum() / (self.end - self.begin))
-
-    def arrivals(self, e2e_s: float) -> dict[str, Any]:
-        """Open loop: how late requests were sent, and whether the server kept up."""
-        seconds, lags = self.end - self.begin, self._lags.values
-        queue = (self._in_flight_s / (seconds / 4)).tolist()
-        # a queue that grows in every quarter and takes no fewer than 5 % of the arrivals with it
-        grows = all(b > a for a, b in pairwise(queue)) and self._ended < 0.95 * self._due
-        return {
-            "arrival_rate_per_s": self._due / seconds,
-            # arrivals of the window against presence in it: what straddles its ends is noise, two deviations allowed
-            "little_edge": 2 * e2e_s / seconds / math.sqrt(max(1.0, sum(queue) / 4)),
-            "schedule_lag_p50_s": stats.percentile(lags, 50),
-            "schedule_lag_p99_s": stats.percentile(lags, 99),
-            "in_flight_first_quarter": queue[0],
-            "in_flight_last_quarter": queue[-1],
-            "saturated": bool(grows),
-        }
