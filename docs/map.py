@@ -21,8 +21,8 @@ LAYERS: list[tuple[str, str, list[str]]] = [
     ("Model and hardware", "What is to be served and on what, each without the other.",
      ["shape", "tokenizer", "model", "hardware"]),
     ("Prediction", "From parameters, shape and card to every point with its interval. Knows no server.",
-     ["roofline", "closed_forms", "scheduler", "steptime", "simulation", "forecast", "explain", "calibrate", "predict",
-      "plan", "capacity"]),
+     ["parallel", "roofline", "closed_forms", "scheduler", "steptime", "simulation", "forecast", "explain", "calibrate",
+      "predict", "plan", "capacity"]),
     ("Engines", "Servers as processes: started, asked about themselves, ended whole.", ["engines", "engines.*"]),
     ("Load and results", "Requests sent and timed, rows and points stored and audited. Knows a server by its URL.",
      ["results", "audit", "load", "load.*"]),
@@ -106,7 +106,7 @@ def text() -> str:
         "# Map of the code",
         "",
         "Every module of `lib/servebook` with the first line of its docstring, in the order that data walks. A layer "
-        "imports only from itself and from those above it; a test keeps both true. `python docs/map.py` writes this file.",
+        "imports only from itself and from those above it; a test keeps both true. `python docs/map.py` writes it.",
     ]
     known = modules()
     for i, (title, knows, order) in enumerate(LAYERS):

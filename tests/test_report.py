@@ -92,6 +92,14 @@ def test_reasons_of_the_audit_are_listed() -> None:
     assert "Why the audit marked 2 points" in made and "prefix-cache hits on 41" in made and "<script" not in made
 
 
+def test_two_engines_that_batch_are_compared_too() -> None:
+    rows = pd.DataFrame(report_data.points(engines=("vllm", "sglang")))
+    engines = {name: SimpleNamespace(batches=True) for name in ("vllm", "sglang")}
+    assert "sglang against vllm" in tables.engine_gap(rows, SimpleNamespace(engines=engines))
+    one = SimpleNamespace(engines={"vllm": SimpleNamespace(batches=True)})
+    assert "no two engines" in tables.engine_gap(rows, one)
+
+
 def test_no_noise_from_the_notebooks(run: tuple[Path, list[Path]]) -> None:
     page = render(*run).read_text()
     for noise in ("it/s", "only for the terminal", "HBox", "\x1b", "example.com", "onclick", "<!-- hidden"):

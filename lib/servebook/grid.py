@@ -39,9 +39,9 @@ def write_grid(base: Path, settings: Sequence[str], into: Path) -> list[Path]:
         made[data["run"]] = f"# {base.name} with {told}: made by servebook grid\n" + yaml.safe_dump(
             data, sort_keys=False, allow_unicode=True, width=120
         )
-        run = params.loads(made[data["run"]], f"{base} with {told}")
-        if run.hardware.gpu != "detect":
-            hardware.resolve(run.hardware)  # a name that no catalog entry has
+        one = params.loads(made[data["run"]], f"{base} with {told}")
+        if one.hardware.gpu != "detect":
+            hardware.resolve(one.hardware)  # a name that no catalog entry has
     into.mkdir(parents=True, exist_ok=True)
     for run, content in made.items():
         files.write_text(into / f"{run}.yaml", content)

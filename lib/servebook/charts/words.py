@@ -53,6 +53,7 @@ def quantity(value: float | None, unit: str) -> str:
 
 
 def percent(share: float | None, signed: bool = False) -> str:
+    """A share as 31 %, 4.2 % below ten, signed where asked."""
     if share is None or not math.isfinite(share):
         return "–"
     digits = 1 if 0 < abs(share) < 0.0995 else 0

@@ -39,11 +39,11 @@ def _count(value: float | None) -> str | None:
 
 
 def engine_gap(points: pd.DataFrame, params: Any) -> Html:
-    """The gap to the first naive engine at each concurrency, split into factors."""
-    baseline = next((n for n, e in params.engines.items() if not e.batches), None)
+    """The gap to the first naive engine (without one, to the first engine) at each concurrency, split into factors."""
+    baseline = next((n for n, e in params.engines.items() if not e.batches), next(iter(params.engines)))
     parts = []
     for other in params.engines:
-        if baseline is None or other == baseline:
+        if other == baseline:
             continue
         frame = analysis.engine_gap(points, baseline, other)
         if frame.empty:
@@ -65,6 +65,7 @@ def engine_gap(points: pd.DataFrame, params: Any) -> Html:
 
 
 def little(points: pd.DataFrame) -> Html:
+    """Rate times latency against requests in flight, a row a point."""
     frame = analysis.little(points)
     if frame.empty:
         return Html("<p>Nothing was measured.</p>")
@@ -88,6 +89,7 @@ def little(points: pd.DataFrame) -> Html:
 
 
 def cache(points: pd.DataFrame) -> Html:
+    """The share of prompt tokens that the prefix cache served, and preemptions, of points that report them."""
     frame = analysis.cache(points)
     frame = frame[frame["cache_hit_share"].notna()] if len(frame) else frame
     if frame.empty:
@@ -101,6 +103,7 @@ def cache(points: pd.DataFrame) -> Html:
 
 
 def knees(points: pd.DataFrame) -> Html:
+    """Of each concurrency sweep the first C at which TTFT p99 exceeds twice its p50."""
     frame = analysis.knees(points)
     if frame.empty:
         return Html("<p>This run has no concurrency sweep.</p>")
@@ -123,6 +126,7 @@ def knees(points: pd.DataFrame) -> Html:
 
 
 def goodput(points: pd.DataFrame, slo: Any) -> Html:
+    """Requests per second that met every target of `slo` beside all that came, a row a point."""
     targets = [
         f"{name} ≤ {words.seconds(value)}"
         for name, value in (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("latency", slo.e2e_s))
@@ -145,6 +149,7 @@ def goodput(points: pd.DataFrame, slo: Any) -> Html:
 
 
 def itl(points: pd.DataFrame) -> Html:
+    """Gaps between tokens, p50 and p99, a row a point."""
     frame = analysis.itl(points)
     if frame.empty:
         return Html("<p>Nothing was measured.</p>")
@@ -155,6 +160,7 @@ def itl(points: pd.DataFrame) -> Html:
 
 
 def queue(points: pd.DataFrame) -> Html:
+    """Requests that wait for their first token (λ·TTFT) beside the server's own gauges, a row a point."""
     frame = analysis.queue(points)
     if frame.empty:
         return Html("<p>Nothing was measured.</p>")
@@ -167,6 +173,7 @@ def queue(points: pd.DataFrame) -> Html:
 
 
 def suspects(points: pd.DataFrame) -> Html:
+    """Every point that the audit doubts or throws out, with its reasons."""
     frame = analysis.suspects(points)
     if frame.empty:
         return Html(f"<p>All {len(points)} points passed every check of the audit.</p>")

@@ -129,7 +129,7 @@ def limits(params: Any) -> dict[str, str]:
             "Weights are random. Step times do not depend on their values; the text that comes out means nothing, "
             "and speculative decoding or early stopping would behave otherwise."
         )
-    if kinds & {"concurrency", "prompt_length"}:
+    if kinds - {"arrival_rate"}:
         found["closed loop"] = (
             "Closed loop: a client sends its next request when the last one ends, so load never outruns the server. "
             "Real users do not wait for each other."

@@ -14,7 +14,8 @@ from .. import charts, ink, score
 from ..charts import words
 from ..errors import ServebookError
 from .markup import Html, columns, table, where, with_range
-from .render import Body, _downloads, write_page
+from .page import Body, write_page
+from .render import downloads
 from .social import _points, _yaml
 
 DRAWN = {
@@ -49,7 +50,7 @@ def compare(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
     return write_page(Path(out), [body], [], {
         "title": title, "description": f"Measured runs side by side, {names[0]} as the baseline.",
         "run": ", ".join(names), "stamp": [], "kicker": "Runs side by side",
-        "downloads": [d for f in folders for d in _downloads(f) if d["name"] == "points.csv"],
+        "downloads": [d for f in folders for d in downloads(f) if d["name"] == "points.csv"],
     })  # fmt: skip
 
 

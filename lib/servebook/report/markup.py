@@ -92,6 +92,7 @@ def table(
 
 
 def plain(value: Any) -> Any:
+    """A cell's value as a reader writes it: yes, 1,024, a; b. None for what is unknown."""
     if isinstance(value, bool | np.bool_):
         return "yes" if value else "no"
     if isinstance(value, int | np.integer):
@@ -104,6 +105,7 @@ def plain(value: Any) -> Any:
 
 
 def unit_of(metric: str) -> str:
+    """The unit that a predicted metric is stored in."""
     return {"output_tok_per_s": "tok/s", "decode_tok_per_s": "tok/s", "request_rate_per_s": "/s"}.get(metric, "s")
 
 
@@ -114,6 +116,7 @@ def range_text(low: float, high: float, unit: str) -> str:
 
 
 def verdict(name: str) -> Html:
+    """hit, near or miss, coloured."""
     return Html(f'<span class="sb-verdict sb-{esc(name)}">{esc(name)}</span>')
 
 

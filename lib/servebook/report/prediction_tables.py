@@ -60,11 +60,13 @@ def hardware_table(gpu: Any, params: Any) -> Html:
 
 
 def shape_table(frame: pd.DataFrame, model: str) -> Html:
+    """closed_forms.shape_table: what config.json decides, and the bytes and FLOPs that follow."""
     headers = {"quantity": "Quantity", "value": "Value", "unit": "Unit", "how": "How"}
     return table(frame, f"What config.json says of {model}", headers=headers, right=["value"])
 
 
 def step_table(frame: pd.DataFrame, gpu: Any) -> Html:
+    """closed_forms.step_table: what a request alone costs, and its lower bounds."""
     headers = {
         "prompt_tokens": "Prompt",
         "output_tokens": "Output",
@@ -90,6 +92,7 @@ def _tera(value: float) -> str:
 
 
 def pool_table(frame: pd.DataFrame) -> Html:
+    """closed_forms.pool_table: the KV pool's upper bound, and how many sequences fit it."""
     if frame.empty:
         return Html("<p>No engine of this run keeps a paged KV pool.</p>")
     headers = {
@@ -104,6 +107,7 @@ def pool_table(frame: pd.DataFrame) -> Html:
 
 
 def saturation_table(frame: pd.DataFrame) -> Html:
+    """Half-saturation batch and ceiling of decode, by bandwidth alone."""
     headers = {
         "variant": "Variant",
         "kv_gb_per_sequence": "KV GB/sequence",
@@ -114,6 +118,8 @@ def saturation_table(frame: pd.DataFrame) -> Html:
 
 
 def inconsistency_table(frame: pd.DataFrame) -> Html:
+    """Where a post disagrees with itself: both values, and the one used here with its reason."""
+
     def told(row: dict[str, Any], value: str, what: str) -> Html:
         return Html(f"{esc(words.label(row[value]))} <span class='sb-soft'>{esc(row[what])}</span>")
 
@@ -204,6 +210,7 @@ def constants(entries: Sequence[Mapping[str, Any]]) -> Html:
 
 
 def effective_rates(frame: pd.DataFrame, gpu: Any) -> Html:
+    """Bandwidth and compute rate that C = 1 points reached, beside the datasheet's."""
     if frame.empty:
         return Html("<p>No C = 1 point was measured.</p>")
     headers = {

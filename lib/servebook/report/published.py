@@ -9,7 +9,7 @@ from typing import Any
 from .. import charts, score
 from ..charts import words
 from . import tables
-from .render import Body, download, write_page
+from .page import Body, download, write_page
 
 STAGE = "calibrated"
 RATES = {charts.throughput: "decode_tok_per_s", charts.output_rate: "output_tok_per_s"}

@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..charts.words import listing
 from ..errors import ServebookError
 from . import notes, outputs
-from .math import Ids, Page, markdown, permalink, slug
+from .math import Ids, Page, markdown, slug
+from .page import FIXED_IDS, TEMPLATE, Chapter, download, write_page
 from .scrub import Scrub
 
-TEMPLATE = Path(__file__).parent / "template"
 HIDDEN = {"remove-cell", "notebook-only"}  # tags of cells that stay out of the page
-# Whatever slips into the page: no script runs and nothing is fetched
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-FIXED_IDS = ("top", "content", "contents", "lab-book", "glossary", "data")  # of the template
-KICKER = "Predicted, frozen, measured, explained"
-GLOSSARY = Path(__file__).parents[1] / "data" / "glossary.md"
 LARGEST_DOWNLOAD = 600_000  # bytes
-
-
-@dataclass
-class Chapter:
-    """One notebook of the page."""
-
-    title: str
-    anchor: str
-    body: str
-    sections: list[tuple[int, str, str]] = field(default_factory=list)  # level, HTML of the heading, anchor
 
 
 def render(
@@ -66,56 +47,6 @@ def render(
     return write_page(out, post, chapters, context | {"url": url})
 
 
-def write_page(out: Path, post: Sequence[Chapter], chapters: Sequence[Chapter], context: Mapping[str, Any]) -> Path:
-    """One page through the template. context: title, description, run, stamp, downloads; url and kicker if other."""
-    rules: set[str] = set()
-    for part in [*post, *chapters]:
-        part.body = _hoist(part.body, rules)
-    style = _style() + "\n" + "".join(sorted(rules))
-    fixed = {"post": post, "chapters": chapters, "policy": POLICY, "permalink": permalink, "plain": plain}
-    fixed["glossary"] = glossary()
-    page = (
-        _environment()
-        .get_template("page.html.j2")
-        .render(**{"url": None, "kicker": KICKER, **context, **fixed, "style": style})
-    )
-    page = re.sub(r"[ \t]+\n", "\n", page)
-    scratch = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    scratch.write_text(page, encoding="utf-8")
-    scratch.replace(out)
-    return out
-
-
-def glossary() -> str:
-    """The glossary as the page's last chapter, without its title and the words about itself."""
-    text = GLOSSARY.read_text(encoding="utf-8")
-    return markdown(text[text.index("\n## ") :], Page(Ids(), "glossary-", 1))
-
-
-class Body:
-    """A page's body that is put together here and not in a notebook: sections, tables, figures."""
-
-    def __init__(self) -> None:
-        self.page = Page(Ids())
-        for fixed in FIXED_IDS:
-            self.page.ids.new(fixed)
-        self.parts: list[str] = []
-        self.sections: list[tuple[int, str, str]] = []
-
-    def section(self, title: str) -> None:
-        anchor = self.page.ids.new(slug(title))
-        shown = html.escape(title)
-        self.sections.append((2, shown, anchor))
-        self.parts.append(f'<h2 id="{anchor}">{shown} {permalink(anchor, title)}</h2>')
-
-    def add(self, markup: str) -> None:
-        self.parts.append(outputs.unique_ids(markup, self.page))
-
-    def chapter(self, title: str) -> Chapter:
-        return Chapter(title, self.page.ids.new("post"), "\n".join(self.parts), self.sections)
-
-
 def _tell_apart(paths: Sequence[Path], chapters: Sequence[Chapter]) -> None:
     """A notebook that ran once an engine (03_x.vllm.ipynb) gives chapters of one title: add the engine's name."""
     titles = [c.title for c in chapters]
@@ -125,36 +56,8 @@ def _tell_apart(paths: Sequence[Path], chapters: Sequence[Chapter]) -> None:
             part.title = f"{part.title}: {suffix}"
 
 
-def _hoist(body: str, rules: set[str]) -> str:
-    """Take the style sheets out of figures: many figures share their rules, the page needs each once."""
-
-    def keep(match: re.Match[str]) -> str:
-        rules.update(re.findall(r"\.k[a-z2-7]{6}\{[^}]*\}", match[2]))
-        return match[1]
-
-    return re.sub(r"(<svg role=\"img\"[^>]*>)<style>([^<]*)</style>", keep, body)
-
-
 def _is_post(path: Path) -> bool:
     return bool(re.match(r"0?8[_-]", path.name)) or path.stem == "post"
-
-
-def _environment() -> Any:
-    import jinja2
-
-    loader = jinja2.FileSystemLoader(TEMPLATE)
-    return jinja2.Environment(
-        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-
-
-def _style() -> str:
-    from ..charts.style import COLOURS
-
-    light, dark = ("".join(f"--{name}:{pair[i]};" for name, pair in COLOURS.items()) for i in (0, 1))
-    css = (TEMPLATE / "style.css").read_text(encoding="utf-8")
-    css = css.replace("/*light*/", light).replace("/*dark*/", dark)
-    return re.sub(r"\s*\n\s*", "\n", re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL)).strip()
 
 
 # ---- notebooks --------------------------------------------------------------------------------------------------
@@ -266,7 +169,7 @@ def _context(run_dir: Path) -> dict[str, Any]:
         "description": run.get("description") or described(run),
         "run": run.get("run") or run_dir.name,
         "stamp": _stamp(run_dir),
-        "downloads": _downloads(run_dir),
+        "downloads": downloads(run_dir),
     }
 
 
@@ -289,11 +192,6 @@ def described(run: Mapping[str, Any]) -> str:
     return f"{served}: every point predicted first, then measured, every miss explained."
 
 
-def plain(text: str) -> str:
-    """A heading's HTML as text."""
-    return html.unescape(re.sub(r"<[^>]+>", "", text))
-
-
 def _stamp(run_dir: Path) -> list[str]:
     """When each prediction was frozen and when the first measurement of a sweep began."""
     lines = []
@@ -314,7 +212,7 @@ def _stamp(run_dir: Path) -> list[str]:
     return lines
 
 
-def _downloads(run_dir: Path) -> list[dict[str, str]]:
+def downloads(run_dir: Path) -> list[dict[str, str]]:
     """The run's data as files inside the page."""
     kinds = {"points.csv": "text/csv", "predictions.csv": "text/csv", "params.yaml": "application/yaml"}
     what = {
@@ -331,13 +229,6 @@ def _downloads(run_dir: Path) -> list[dict[str, str]]:
         if raw and len(raw) <= LARGEST_DOWNLOAD:
             found.append(download(name, raw, kind, what[name], f"{run_dir.name}-{name}"))
     return found
-
-
-def download(name: str, raw: bytes, kind: str, what: str, file: str) -> dict[str, str]:
-    """A file inside the page, as the template takes it."""
-    coded = base64.b64encode(raw).decode()
-    size = f"{max(1, round(len(raw) / 1000))} kB"
-    return {"name": name, "href": f"data:{kind};charset=utf-8;base64,{coded}", "what": what, "size": size, "file": file}
 
 
 def _bytes(path: Path) -> bytes:
