@@ -18,7 +18,8 @@ import numpy as np
 from .errors import ServebookError
 from .hardware import Gpu
 from .model import ModelShape
-from .steptime import HOST_NOISE, NaiveTimes, Prior, VllmTimes, naive_priors, vllm_priors
+from .parallel import Layout
+from .steptime import ALONE, HOST_NOISE, NaiveTimes, Prior, VllmTimes, naive_priors, vllm_priors
 
 Z80 = 1.2816  # half-width of an 80 % interval in standard deviations
 TPOT_SD, TTFT_SD = 0.01, 0.015  # how well the step-time form itself holds at C = 1 (relative)
@@ -89,7 +90,7 @@ def calibrate(
     *,
     facts: Mapping[str, Any] | None = None,
     budget: int = 2048,
-    gpus: int = 1,
+    layout: Layout = ALONE,
     captured_tokens: int = 512,
     simulated: Callable[[VllmTimes | NaiveTimes, Mapping[str, Any]], tuple[float, float]] | None = None,
     priors: dict[str, Prior] | None = None,
@@ -97,17 +98,17 @@ def calibrate(
     """Fit the constants of an engine ("naive", else vLLM's) to measured points; none: the datasheet's priors.
 
     points: measured point objects with concurrency, prompt_tokens, output_tokens, ttft_mean_s, tpot_mean_s and, where
-    known, server_prefill_mean_s and server_queue_mean_s. budget: max_num_batched_tokens. captured_tokens: as
+    known, server_prefill_mean_s and server_queue_mean_s. budget: max_num_batched_tokens. layout, captured_tokens: as
     of VllmTimes. simulated: (times, point) → (ttft_s, tpot_s) for points at C > 1, which are left out without it.
     Raises ServebookError for impossible points.
     """
     naive, noisier = kind == "naive", CPU_NOISE if gpu.is_cpu else 1.0
-    priors = priors or (naive_priors(shape, gpu) if naive else vllm_priors(shape, gpu, facts))
+    priors = priors or (naive_priors(shape, gpu) if naive else vllm_priors(shape, gpu, facts, layout))
     names = tuple(priors)
     mean = np.array([p.value for p in priors.values()])
     sd = np.array([p.sd for p in priors.values()])
     bounds = np.array([[p.low for p in priors.values()], [p.high for p in priors.values()]])
-    usable = [clean for p in points if (clean := _check(p, shape, gpu))]
+    usable = [clean for p in points if (clean := _check(p, shape, gpu, layout))]
     alone = [p for p in usable if (p.get("concurrency") or 1) == 1]
     crowd = [p for p in usable if (p.get("concurrency") or 1) > 1 and simulated is not None and p["ttft_mean_s"]]
     _contradictions(alone)
@@ -118,8 +119,8 @@ def calibrate(
     def build(x: np.ndarray) -> VllmTimes | NaiveTimes:
         constants = dict(zip(names, mean + sd * x, strict=True))
         if naive:
-            return NaiveTimes(shape, gpu, constants, gpus)
-        return VllmTimes(shape, gpu, constants, gpus, captured_tokens)
+            return NaiveTimes(shape, gpu, constants)
+        return VllmTimes(shape, gpu, constants, layout, captured_tokens)
 
     def misfit(x: np.ndarray) -> list[tuple[str, float, float]]:
         """(what, log(predicted / measured) or seconds, its sd)"""
@@ -249,7 +250,7 @@ def _number(value: Any) -> float | None:
     return float(value)
 
 
-def _check(point: Mapping[str, Any], shape: ModelShape, gpu: Gpu) -> dict[str, Any] | None:
+def _check(point: Mapping[str, Any], shape: ModelShape, gpu: Gpu, layout: Layout = ALONE) -> dict[str, Any] | None:
     """The point's usable figures, None where there are none. Raises ServebookError for what cannot have been measured.
 
     A TTFT that the prefix cache shortened is left out.
@@ -270,14 +271,15 @@ def _check(point: Mapping[str, Any], shape: ModelShape, gpu: Gpu) -> dict[str, A
     clean |= {"prompt_tokens": int(prompt), "output_tokens": int(output)}
     if gpu.is_cpu:
         return clean  # its peak is an estimate, no floor
-    floor = shape.prefill_flops(int(prompt)) / gpu.flops_per_s(shape.compute_dtype)
+    rank = layout.rank(shape)
+    floor = rank.prefill_flops(int(prompt)) / gpu.flops_per_s(shape.compute_dtype) / layout.pipeline
     if ttft is not None and ttft < floor:
         raise ServebookError(
             f"TTFT of {ttft * 1e3:.1f} ms is below the compute floor of {floor * 1e3:.1f} ms ({gpu.name})",
             where,
             "The prompt came from the prefix cache, or model or hardware in the parameters are not what was measured",
         )
-    read = shape.decode_weight_bytes / gpu.bytes_per_s
+    read = rank.decode_weight_bytes / gpu.bytes_per_s
     if tpot is not None and (point.get("concurrency") or 1) == 1 and tpot < read:
         raise ServebookError(
             f"TPOT of {tpot * 1e3:.2f} ms is below the {read * 1e3:.2f} ms that reading the weights takes ({gpu.name})",

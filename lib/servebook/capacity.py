@@ -49,7 +49,7 @@ def carry(f: Forecaster, spec: PointSpec, slo: Slo, price_per_hour: float, hit_s
     scenario = Scenario(f.server, spec, f.load, hit_share)
     c = spec.concurrency or 40
     result = scenario.simulate(f.best, f.seed, whole_rounds(max(200, 3 * c), spec.concurrency))
-    outcome, met = scenario.summarize(result), met_share(result, slo)
+    outcome, met = scenario.summarize(result), met_share(result, slo)  # of several groups the largest speaks for all
     tokens = outcome.output_tok_per_s
     cost = price_per_hour / 3600 / tokens * 1e6 if price_per_hour and tokens > 0 else None
     rate = outcome.request_rate_per_s
@@ -170,7 +170,7 @@ def _what_ifs(base: Forecaster, shape: ModelShape) -> list[tuple[str, Forecaster
     out = []
     if shape.weight_bits > 8:
         fp8 = replace(shape, weight_bits=8, compute_dtype="fp8")
-        freed = (shape.weight_bytes - fp8.weight_bytes) // shape.kv_bytes_per_token
+        freed = s.layout.kv_tokens(shape, s.layout.weight_bytes(shape) - s.layout.weight_bytes(fp8))
         out.append(("fp8 weights", _with(base, shape=fp8, kv_tokens=s.kv_tokens + freed)))
     if shape.kv_bytes_per_element > 1:
         fp8 = replace(shape, kv_bytes_per_element=1)
@@ -187,7 +187,7 @@ def _with(base: Forecaster, **changes: Any) -> Forecaster:
     """The same calibrated server with other limits or weights."""
     server = replace(base.server, **changes)
     if "kv_tokens" in changes:
-        blocks = max(server.kv_tokens // server.config.block_size - 1, 1)
+        blocks = max((server.kv_tokens // server.config.block_size - 1) // server.layout.pipeline, 1)
         server = replace(server, problem=None, config=replace(server.config, kv_blocks=blocks))
     return Forecaster(server, base.calibration, base.load, base.samples, base.seed, base.learned_prompts)
 

@@ -11,6 +11,7 @@ import pandas as pd
 from . import roofline
 from .hardware import Gpu
 from .model import ModelShape
+from .parallel import Layout
 from .params import RunParams
 
 STAGE = "closed-form"  # scored as a stage of its own: what predicting without a scheduler comes to
@@ -81,16 +82,20 @@ def step_table(shape: ModelShape, gpu: Gpu, params: RunParams) -> pd.DataFrame:
 
 
 def pool_table(shape: ModelShape, gpu: Gpu, params: RunParams) -> pd.DataFrame:
-    """KV pool of each vLLM engine in tokens, and how many sequences of each workload fit it at once."""
+    """KV pool of each vLLM engine, of one replica where there are several: GiB a GPU, tokens, and how many sequences of
+    each workload fit it at once."""
     rows = []
     for name, engine in params.engines.items():
         if engine.kind != "vllm":
             continue
+        layout = Layout(engine.tensor_parallel_size, engine.pipeline_parallel_size, engine.data_parallel_size)
+        layout.check(shape, f"engines.{name}")
+        weights = layout.weight_bytes(shape)
         if gpu.is_cpu:
             pool = engine.cpu_kv_cache_gib * 2**30
         else:
-            pool = roofline.kv_pool_bytes(gpu.memory_bytes, engine.gpu_memory_utilization, shape.weight_bytes)
-        tokens = roofline.kv_pool_tokens(max(pool, 0), shape.kv_bytes_per_token)
+            pool = roofline.kv_pool_bytes(gpu.memory_bytes, engine.gpu_memory_utilization, weights)
+        tokens = roofline.kv_pool_tokens(max(pool, 0), layout.stage(shape).kv_bytes_per_token)
         rows += [
             {
                 "engine": name,

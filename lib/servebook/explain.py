@@ -91,6 +91,7 @@ def _first_token(times: VllmTimes, result: Result) -> Parts:
             add("host_s", parts["host"])
             add("launch_s", parts["launch"])
             add("power_cap_s", parts["power_cap"])
+            add("links_s", parts.get("links", 0.0))
             inside += sum(parts.values())
     # between two chunks of a prompt others may hold the whole budget; a preempted prompt is computed twice
     late = sum(times.first_event(r.prompt_tokens) for r in result.requests)
@@ -125,6 +126,7 @@ LABELS = {
     "host_s": "host",
     "launch_s": "host launching",
     "power_cap_s": "power cap",
+    "links_s": "GPUs talking to each other",
     "queue_s": "queue",
     "front_end_s": "front end",
     "waiting_s": "waiting",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,13 @@ from typing import Any
 from . import simulation
 from .hardware import GIB, Gpu
 from .model import ModelShape
+from .parallel import Layout
 from .params import BatchingEngine, Engine, NaiveEngine, VllmEngine
 from .params import Load as LoadParams
 from .points import PointSpec
 from .scheduler import SchedulerConfig
 from .simulation import Prompt, Result
-from .steptime import HOST_NOISE, NaiveTimes, VllmTimes
+from .steptime import ALONE, HOST_NOISE, NaiveTimes, VllmTimes
 
 Times = VllmTimes | NaiveTimes
 NARROW_E2E, NARROW_TTFT = 0.02, 0.05  # where the load client finds an interval narrow enough to stop
@@ -26,7 +28,8 @@ NON_TORCH_GIB = 0.9  # CUDA context, NCCL and cuBLAS workspaces outside PyTorch
 
 @dataclass(frozen=True)
 class Server:
-    """An engine's limits. problem: why it cannot serve at all, None where it can."""
+    """An engine's limits. problem: why it cannot serve at all, None where it can. config: of one group of requests that
+    steps by itself (see parallel); kv_tokens: of one replica, as its log tells."""
 
     name: str
     kind: str
@@ -34,7 +37,7 @@ class Server:
     gpu: Gpu
     config: SchedulerConfig
     max_model_len: int
-    gpus: int = 1
+    layout: Layout = ALONE
     kv_tokens: int = 0
     kv_source: str = ""
     problem: str | None = None
@@ -47,8 +50,8 @@ class Server:
 
     def times(self, constants: Mapping[str, float]) -> Times:
         if self.naive:
-            return NaiveTimes(self.shape, self.gpu, constants, self.gpus)
-        return VllmTimes(self.shape, self.gpu, constants, self.gpus, self.captured_tokens)
+            return NaiveTimes(self.shape, self.gpu, constants)
+        return VllmTimes(self.shape, self.gpu, constants, self.layout, self.captured_tokens)
 
     def refuses(self, prompt_tokens: int, output_tokens: int) -> str | None:
         """Why such a request is not served, None where it is."""
@@ -63,23 +66,23 @@ class Server:
 
 
 def server(name: str, engine: Engine, shape: ModelShape, gpu: Gpu, facts: Mapping[str, Any] | None = None) -> Server:
-    """The limits of an engine: what it said of itself where facts hold it, else parameters, else vLLM's defaults."""
+    """The limits of an engine: what it said of itself where facts hold it, else parameters, else vLLM's defaults.
+
+    Raises ServebookError for a model that cannot be split over so many GPUs.
+    """
     known = {k: v for k, v in (facts or {}).items() if v is not None}
     if isinstance(engine, NaiveEngine):
         free = int(gpu.memory_bytes * 0.95 - shape.weight_bytes - NON_TORCH_GIB * GIB)
         tokens = max(0, free // (3 * shape.kv_bytes_per_token))  # old buffer, new buffer, copies of a growing cache
-        problem = _too_big(shape, gpu, 1) if free <= 0 else None
+        problem = _too_big(shape, gpu, ALONE) if free <= 0 else None
         return Server(
-            name, "naive", shape, gpu, SchedulerConfig(max_num_seqs=1), shape.max_context_tokens, 1, tokens,
+            name, "naive", shape, gpu, SchedulerConfig(max_num_seqs=1), shape.max_context_tokens, ALONE, tokens,
             "memory left beside the weights", problem,
         )  # fmt: skip
     given = engine
-    gpus = given.tensor_parallel_size * given.pipeline_parallel_size
+    layout = Layout(given.tensor_parallel_size, given.pipeline_parallel_size, given.data_parallel_size)
+    layout.check(shape, f"engines.{name}")
     notes = []
-    if gpus > 1:
-        notes.append(f"{gpus} GPUs are taken as one that is {gpus} times as fast: their communication is left out")
-    if given.data_parallel_size > 1:
-        notes.append("data parallel replicas are not modelled: figures are one replica's")
     if not isinstance(engine, VllmEngine):
         notes.append("predicted as if it were vLLM with these settings")
     big = gpu.memory_gib >= BIG_GPU_GIB and "A100" not in gpu.name
@@ -89,45 +92,55 @@ def server(name: str, engine: Engine, shape: ModelShape, gpu: Gpu, facts: Mappin
     budget = max(int(budget), int(seats)) if "max_num_batched_tokens" not in known else int(budget)
     context = int(known.get("max_model_len") or given.max_model_len or shape.max_context_tokens)
     block = int(known.get("block_size") or (128 if gpu.is_cpu else 16))
-    tokens, source = _kv_pool(given, shape, gpu, gpus, budget, int(seats), known)
+    tokens, source = _kv_pool(given, shape, gpu, layout, budget, int(seats), known)
     problem = None
     if tokens <= 0:
-        problem = _too_big(shape, gpu, gpus)
+        problem = _too_big(shape, gpu, layout)
     elif context > tokens and "kv_cache_tokens" not in known:
         problem = f"does not fit: vLLM refuses a context of {context:,} over a KV pool of {tokens:,}; set max_model_len"
     caching = known.get("prefix_caching", given.prefix_caching)
-    asynchronous = known.get("async_scheduling", not gpu.is_cpu)
+    stages = layout.pipeline  # their groups share the seats and the pool; each waits for its own batch to come through
+    asynchronous = known.get("async_scheduling", not gpu.is_cpu) and stages == 1
     config = SchedulerConfig(
-        max_num_batched_tokens=budget, max_num_seqs=int(seats), kv_blocks=max(tokens // block - 1, 1), block_size=block,
-        async_scheduling=bool(asynchronous), prefix_caching=bool(caching),
+        max_num_batched_tokens=budget, max_num_seqs=max(int(seats) // stages, 1), block_size=block,
+        kv_blocks=max((tokens // block - 1) // stages, 1), async_scheduling=bool(asynchronous),
+        prefix_caching=bool(caching),
     )  # fmt: skip
     # vLLM's rule for cudagraph_capture_sizes (config/vllm.py, 0.26 to 0.32)
     captured = min(2 * int(seats), 1024 if gpu.generation == "blackwell" else 512, budget)
     if known.get("cuda_graphs", not given.enforce_eager) is False:
         captured = 0
     return Server(
-        name, "vllm", shape, gpu, config, context, gpus, tokens, source, problem, tuple(notes), captured
+        name, "vllm", shape, gpu, config, context, layout, tokens, source, problem, tuple(notes), captured
     )  # fmt: skip
 
 
-def _too_big(shape: ModelShape, gpu: Gpu, gpus: int) -> str:
-    size, has = shape.weight_bytes / GIB, gpus * gpu.memory_gib
-    return f"does not fit: {size:.1f} GiB of weights beside a KV cache in {has:.1f} GiB ({gpu.name})"
+def _too_big(shape: ModelShape, gpu: Gpu, layout: Layout) -> str:
+    size = layout.weight_bytes(shape) / GIB
+    each = " a GPU" if layout.gpus > layout.data else ""
+    return f"does not fit: {size:.1f} GiB of weights{each} beside a KV cache in {gpu.memory_gib:.1f} GiB ({gpu.name})"
 
 
 def _kv_pool(
-    given: BatchingEngine, shape: ModelShape, gpu: Gpu, gpus: int, budget: int, seats: int, known: Mapping[str, Any]
+    given: BatchingEngine,
+    shape: ModelShape,
+    gpu: Gpu,
+    layout: Layout,
+    budget: int,
+    seats: int,
+    known: Mapping[str, Any],
 ) -> tuple[int, str]:
-    """(tokens, where the figure comes from)"""
+    """(tokens of one replica, where the figure comes from)"""
     if "kv_cache_tokens" in known:
         return int(known["kv_cache_tokens"]), "the engine's log"
     if gpu.is_cpu:
-        return int(given.cpu_kv_cache_gib * GIB / shape.kv_bytes_per_token), "cpu_kv_cache_gib"
+        return layout.kv_tokens(shape, given.cpu_kv_cache_gib * GIB), "cpu_kv_cache_gib"
     # the dummy pass that vLLM measures: MLP and residual buffers of a full budget, logits of every seat in fp32
-    activation = budget * (3 * shape.intermediate + 4 * shape.hidden) * shape.element_bytes / given.tensor_parallel_size
+    rank = layout.rank(shape)
+    activation = budget * (3 * rank.intermediate + 4 * shape.hidden) * shape.element_bytes
     activation += min(seats, budget) * shape.vocab * 4 * 3
-    per_gpu = gpu.memory_bytes * given.gpu_memory_utilization - activation - NON_TORCH_GIB * GIB
-    tokens = int((per_gpu * gpus - shape.weight_bytes) // shape.kv_bytes_per_token)
+    left = gpu.memory_bytes * given.gpu_memory_utilization - activation - NON_TORCH_GIB * GIB
+    tokens = layout.kv_tokens(shape, left - layout.weight_bytes(shape))
     return tokens, "memory left by weights and a guess of activations"
 
 
@@ -161,6 +174,28 @@ class Scenario:
     hit_share: float = 0.0  # share of prompts whose tokens are already in the prefix cache
     running_gauge: bool = False  # decode rate by vLLM's running gauge, as in the posts; else in flight − waiting gauge
     cached_prompts: int = 0  # instead of hit_share: the first so many prompts are there, and none after them
+    overlap: int = 0  # of one group of several, whose load is its share already: chunks in the pipeline at once
+
+    @property
+    def groups(self) -> list[tuple[Scenario, int]]:
+        """The groups of requests that step by themselves, largest first: (a group's share of the load, how many such).
+        Routed evenly, as vLLM balances equal requests."""
+        layout, spec, load = self.server.layout, self.spec, self.load
+        n = layout.groups
+        if n == 1 or self.overlap:
+            return [(self, 1)]
+        names = ("min_requests", "max_requests", "warmup_requests")
+        share = load.model_copy(update={k: -(-getattr(load, k) // n) for k in names})
+        if spec.rate_per_s is not None:
+            rate = replace(spec, rate_per_s=spec.rate_per_s / n)
+            return [(replace(self, spec=rate, load=share, overlap=1), n)]
+        c = spec.concurrency or 1
+        overlap = max(1, layout.pipeline // c)  # where fewer clients than stages leave some of them empty
+        sizes = [(c // n + 1, c % n), (c // n, n - c % n)]
+        return [
+            (replace(self, spec=replace(spec, concurrency=size), load=share, overlap=overlap), k)
+            for size, k in sizes if size and k
+        ]  # fmt: skip
 
     def prompts(self, seed: int) -> Sequence[Prompt]:
         p, o = self.spec.prompt_tokens, self.spec.output_tokens
@@ -191,15 +226,36 @@ class Scenario:
         )  # fmt: skip
 
     def simulate(self, times: Times, seed: int = 1, requests: int | None = None, *, log: bool = False) -> Result:
+        """The clients against the server, of several groups the largest. requests: to measure, of the whole load."""
+        group = self.groups[0][0]
+        if group is not self:
+            return group.simulate(times, seed, requests and max(round(requests / self._equal(group)), 1), log=log)
         clients = self.clients(seed, requests)
         if isinstance(times, NaiveTimes):
             return simulation.simulate_naive(times, clients)
+        if self.overlap and self.overlap != times.overlap:
+            times = copy.copy(times)
+            times.overlap = self.overlap
         return simulation.simulate(self.server.config, times, clients, log=log)
 
+    def _equal(self, group: Scenario) -> float:
+        """How many groups of this size would hold the whole load."""
+        whole = self.spec.concurrency
+        return whole / (group.spec.concurrency or 1) if whole else self.server.layout.groups
+
     def outcome(self, times: Times, seed: int = 1, requests: int | None = None) -> Outcome:
-        return self.summarize(self.simulate(times, seed, requests), times)
+        parts = []
+        for group, count in self.groups:
+            asked = requests and max(round(requests / self._equal(group)), 1)
+            parts.append((group._one(group.simulate(times, seed, asked), times), float(count)))
+        return _together(parts)
 
     def summarize(self, result: Result, times: Times | None = None) -> Outcome:
+        """What a simulated result shows, of the largest group as if all were like it."""
+        group = self.groups[0][0]
+        return _together([(group._one(result, times), self._equal(group))])
+
+    def _one(self, result: Result, times: Times | None) -> Outcome:
         ttft, tpot = result.mean("ttft_s"), result.mean("tpot_s")
         rate = len(result.requests) / result.seconds if result.seconds > 0 else math.nan
         tokens = result.output_tokens / result.seconds if result.seconds > 0 else math.nan
@@ -239,6 +295,24 @@ class Scenario:
         return min(result.window[0] + count / rate + drain, load.max_seconds), count
 
 
+def _together(parts: Sequence[tuple[Outcome, float]]) -> Outcome:
+    """What groups that step by themselves show together: [(outcome, how many such)]."""
+    first = parts[0][0]
+    if len(parts) == 1 and parts[0][1] == 1:
+        return first
+    summed = {
+        f: sum(getattr(o, f) * k for o, k in parts)
+        for f in ("request_rate_per_s", "output_tok_per_s", "decode_tok_per_s", "running_mean", "requests")
+    }
+    rate = summed["request_rate_per_s"]
+    mean = {
+        f: sum(getattr(o, f) * o.request_rate_per_s * k for o, k in parts) / rate
+        for f in ("ttft_s", "tpot_s", "e2e_s", "ttft_p99_s")
+    }
+    counts = {f: round(sum(getattr(o, f) * k for o, k in parts)) for f in ("measured", "preemptions")}
+    return replace(first, **summed, **mean, **counts)
+
+
 def whole_rounds(least: int, concurrency: int | None) -> int:
     """At least so many requests, in whole rounds of all clients: clients in lockstep end together, and a window that
     ends inside a round counts its time but not its requests."""
@@ -258,10 +332,10 @@ def average(outcomes: Sequence[Outcome]) -> Outcome:
 def capacity_per_s(
     server: Server, times: Times, prompt_tokens: int, output_tokens: int, *, seed: int = 1, most: int = 256
 ) -> float:
-    """The request rate at saturation: a closed loop with as many clients as have a seat and KV (`most` at most)."""
+    """The request rate at saturation: a closed loop with as many clients as have a seat and KV (`most` a group)."""
     load = LoadParams(jitter_s=0.0, warmup_requests=0)
-    seats = 1 if server.naive else server.config.max_num_seqs
-    held = max(1, server.kv_tokens // (prompt_tokens + output_tokens))
-    c = 1 if server.naive else max(1, min(seats, held, most))
+    config, groups = server.config, server.layout.groups
+    held = max(1, config.kv_blocks * config.block_size // (prompt_tokens + output_tokens))
+    c = 1 if server.naive else max(1, min(config.max_num_seqs, held, most)) * groups
     spec = PointSpec("", server.name, "", "concurrency", prompt_tokens, output_tokens, concurrency=c)
     return Scenario(server, spec, load).outcome(times, seed, requests=max(100, 3 * c)).request_rate_per_s

@@ -40,6 +40,8 @@ class Gpu:
     int8_tflops: float | None = None
     fp32_tflops: float | None = None
     memory_sold_gb: float | None = None
+    nvlink_gb_per_s: float | None = None  # to the other GPUs of its machine, one direction; None: no NVLink of its own
+    pcie_gb_per_s: float = 32  # one direction; 4th generation, 16 lanes
     generation: str = "unknown"
     attention_backend: str = "unknown"  # vLLM's default on it: FLASH_ATTN_2, FLASH_ATTN_3, FLASHINFER, TRITON_ATTN, CPU
     source: str = ""
@@ -71,6 +73,13 @@ class Gpu:
     @property
     def bytes_per_s(self) -> float:
         return self.memory_bandwidth_gb_per_s * 1e9
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """Bytes/s to its peers in one direction: NVLink where there is one, else PCIe; on a CPU through its memory."""
+        if self.is_cpu:
+            return self.bytes_per_s / 2
+        return (self.nvlink_gb_per_s or self.pcie_gb_per_s) * 1e9
 
     @property
     def memory_bytes(self) -> int:
@@ -107,6 +116,7 @@ def resolve(hardware: HardwareParams) -> Gpu:
             bf16_tflops=f.tensor_tflops,
             memory_bandwidth_gb_per_s=f.memory_bandwidth_gb_per_s,
             memory_gib=f.memory_gib,
+            nvlink_gb_per_s=f.link_gb_per_s,
             source=f.source,
         )
     wanted = str(hardware.gpu)

@@ -54,6 +54,8 @@ class HardwareFigures(Strict):
     tensor_tflops: Annotated[float, Field(gt=0)]  # dense, in the model's dtype, 1e12 FLOP/s
     memory_bandwidth_gb_per_s: Annotated[float, Field(gt=0)]  # 1e9 bytes/s
     memory_gib: Annotated[float, Field(gt=0)]
+    # to the other GPUs of its machine, one direction, 1e9 bytes/s; 16 lanes of PCIe 4 unless given
+    link_gb_per_s: Annotated[float | None, Field(gt=0, exclude_if=lambda value: value is None)] = None
     source: str = "given in params"
 
 

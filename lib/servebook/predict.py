@@ -82,7 +82,9 @@ class Forecaster:
             # find their prompts in the cache depends on how many there are
             few = count = max(expected // c, 1) * c
             first = scenario.simulate(self.best, SEEDS[0], count, log=True)
-        outcomes = [scenario.summarize(first, self.best), *(scenario.outcome(self.best, s, count) for s in SEEDS[1:])]
+        even = len(scenario.groups) == 1
+        outcomes = [scenario.summarize(first, self.best)] if even else [scenario.outcome(self.best, SEEDS[0], count)]
+        outcomes += [scenario.outcome(self.best, seed, count) for seed in SEEDS[1:]]
         central = average(outcomes)
         if spec.rate_per_s is not None:
             # a simulated window happens to hold more or fewer arrivals than the rate asks for
@@ -173,7 +175,7 @@ def forecaster(
 
     own = [p for p in measured if p.get("engine") in (None, name)]
     calibration = calibrate(
-        kind, shape, gpu, own, facts=known, budget=s.config.max_num_batched_tokens, gpus=s.gpus,
+        kind, shape, gpu, own, facts=known, budget=s.config.max_num_batched_tokens, layout=s.layout,
         captured_tokens=s.captured_tokens, simulated=simulated,
     )  # fmt: skip
     prompts = frozenset(int(p["prompt_tokens"]) for p in own) if calibration.stage == "calibrated" else frozenset()

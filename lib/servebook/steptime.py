@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from .hardware import Gpu
 from .model import ModelShape
+from .parallel import Layout
 from .scheduler import Step
 
 
@@ -49,13 +50,18 @@ FIRST_EVENT_SHARE = 0.6
 # overshoot the cap; averaged over CAP_WINDOW_S it may not, and clocks fall from CAP_FROM on: see capped_loss.
 IDLE_DRAW, STREAM_DRAW, GEMM_DRAW, ATTENTION_DRAW = 0.25, 0.58, 0.80, 0.62
 CAP_FROM, CAP_FULL, CAP_WINDOW_S = 0.93, 1.03, 0.5
+ALONE = Layout()
 BOTH_TABLES = "chosen with both public tables (A40, A100) in view"
 
 
-def vllm_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object] | None = None) -> dict[str, Prior]:
+def vllm_priors(
+    shape: ModelShape, gpu: Gpu, facts: Mapping[str, object] | None = None, layout: Layout = ALONE
+) -> dict[str, Prior]:
     """One set for all GPUs; a constant depends on the GPU only through its generation and attention backend."""
+    talk = "of the link's rate, in large all-reduces (see parallel)"
+    links = {"link_share": Prior(layout.link_share(gpu), 0.12, 0.1, 1.0, talk)} if layout.gpus > layout.data else {}
     if gpu.is_cpu:
-        return _cpu_vllm_priors(shape)
+        return _cpu_vllm_priors(shape) | links
     facts = facts or {}
     backend = str(facts.get("attention_backend") or gpu.attention_backend).upper()
     tiled = "FLASH_ATTN" in backend and "3" not in backend and gpu.generation not in ("hopper", "blackwell")
@@ -63,7 +69,7 @@ def vllm_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object] | None 
     packed = "FlashAttention-3, FlashInfer and Triton pack a group's query heads in mixed steps too"
     # 11 kernels a layer; quantizing activations adds the input of O and what no norm or activation can be fused with
     eight_bit = shape.activation_quantization_bytes > 0
-    kernels = 13 / 11 if eight_bit else 1.0
+    kernels = (11 + 2 * eight_bit + 2 * (layout.tensor > 1)) / 11  # tensor parallel: two all-reduces
     gemm = "large GEMMs under a power cap reach 55–85 % of dense peak"
     if eight_bit:
         gemm = "8-bit GEMMs with a scale a token; aiconfigurator's H200 measurements save 15 ms of 40 for 2,048 tokens"
@@ -89,6 +95,7 @@ def vllm_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object] | None 
         "frontend_request_s": Prior(0.004, 0.003, 0.0, 0.1, "HTTP, JSON and the way through the engine's queues", "s"),
         "frontend_token_s": Prior(1.5e-6, 1.5e-6, 0.0, 3e-5, "parsing, validating and hashing prompt tokens", "s"),
         "frontend_event_s": Prior(75e-6, 25e-6, 0.0, 1e-3, event, "s"),
+        **links,
     }
 
 
@@ -125,18 +132,18 @@ def naive_priors(shape: ModelShape, gpu: Gpu) -> dict[str, Prior]:
 
 
 class _Model:
-    """Figures that every step shares. `gpus`: tensor-parallel ranks, each with its slice of weights, KV and FLOPs."""
+    """Figures that every step shares. shape: what one GPU holds and computes."""
 
-    def __init__(self, shape: ModelShape, gpu: Gpu, constants: Mapping[str, float], gpus: int = 1) -> None:
+    def __init__(self, shape: ModelShape, gpu: Gpu, constants: Mapping[str, float]) -> None:
         c = constants
         self.shape, self.constants = shape, dict(constants)
-        bandwidth = gpu.bytes_per_s * c["bandwidth_share"] * gpus
+        bandwidth = gpu.bytes_per_s * c["bandwidth_share"]
         peak = gpu.flops_per_s(shape.compute_dtype)
         self.weights_s = shape.decode_weight_bytes / bandwidth
-        self.token_s = shape.linear_flops_per_token / (peak * c["matmul_share"] * gpus)
+        self.token_s = shape.linear_flops_per_token / (peak * c["matmul_share"])
         self.token_s += shape.activation_quantization_bytes / bandwidth
-        self.sample_s = shape.lm_head_flops / (gpu.flops_per_s(shape.dtype) * c["matmul_share"] * gpus)
-        attention = gpu.flops_per_s(shape.dtype) * c["attention_share"] * gpus
+        self.sample_s = shape.lm_head_flops / (gpu.flops_per_s(shape.dtype) * c["matmul_share"])
+        attention = gpu.flops_per_s(shape.dtype) * c["attention_share"]
         self.kv_token_s = shape.kv_bytes_per_token / bandwidth
         self.attention_flop_s = 1 / attention
         self.pair_s = shape.attention_flops_per_context_token / attention
@@ -165,14 +172,23 @@ class _Model:
 class VllmTimes(_Model):
     """Step times of vLLM for given constants (see vllm_priors). Implements simulation.StepTimes.
 
+    shape: the whole model's. layout: how it is spread over GPUs; a step passes all stages of a pipeline.
     captured_tokens: the largest step that CUDA graphs were captured for, 0 without graphs (eager mode).
     """
 
     def __init__(
-        self, shape: ModelShape, gpu: Gpu, constants: Mapping[str, float], gpus: int = 1, captured_tokens: int = 512
+        self,
+        shape: ModelShape,
+        gpu: Gpu,
+        constants: Mapping[str, float],
+        layout: Layout = ALONE,
+        captured_tokens: int = 512,
     ) -> None:
-        super().__init__(shape, gpu, constants, gpus)
+        super().__init__(layout.rank(shape), gpu, constants)
         self.captured_tokens = captured_tokens
+        talk = layout.communication(shape, gpu, constants.get("link_share"))
+        self.link_s, self.link_token_s, self.link_sample_s = talk
+        self.overlap = layout.pipeline  # chunks of one prompt that are in the pipeline at once, if nothing else is
         self.launch_s = shape.layers * constants.get("layer_launch_s", 0.0)  # a CPU launches nothing ahead
         self.piecewise_s = self.launch_s * constants.get("piecewise_share", 1.0)
         self.prepare_s = constants.get("prepare_s", 0.0)  # on a CPU it is part of host_s: no step runs meanwhile
@@ -195,7 +211,7 @@ class VllmTimes(_Model):
         found = self._decode.get(decodes)
         if found is None:
             compute = decodes * (self.token_s + self.sample_s)
-            fixed = self.host_s + decodes * self.sequence_s + self.linear(compute)
+            fixed = self.host_s + decodes * self.sequence_s + self.linear(compute) + self.links(decodes, decodes)
             found = self._decode[decodes] = fixed, self.kv_token_s
         shape = self.shape
         if shape.sliding_window is not None and kv_tokens > decodes * shape.sliding_window:
@@ -208,6 +224,10 @@ class VllmTimes(_Model):
     def _decode_floor(self, decodes: int) -> float:
         """Seconds that the host takes for a pure decode step: one graph to replay, or every kernel to launch."""
         return self.prepare_s + (self.launch_s if decodes > self.captured_tokens else 0.0)
+
+    def links(self, tokens: int, samples: int) -> float:
+        """Seconds that the GPUs of a replica talk to each other in a step."""
+        return self.link_s + tokens * self.link_token_s + samples * self.link_sample_s
 
     def launch(self, tokens: int) -> float:
         """Seconds that the host takes to launch a step of so many tokens that prefills; the step ends no sooner."""
@@ -233,7 +253,9 @@ class VllmTimes(_Model):
         compute = tokens * self.token_s + samples * self.sample_s
         host = self.host_s + (step.decodes + len(step.chunks)) * self.sequence_s
         attended = self._attended(step.decodes, step.kv_tokens)
-        seconds = host + self.linear(compute) + attention + attended * self.mixed_token_s
+        seconds = host + self.linear(compute) + attention + attended * self.mixed_token_s + self.links(tokens, samples)
+        if not samples:
+            seconds /= self.overlap  # the next chunk enters the pipeline when this one has left the first stage
         read = self.weights_s + attended * self.kv_token_s
         energy = STREAM_DRAW * read + GEMM_DRAW * compute + ATTENTION_DRAW * attention
         return seconds, IDLE_DRAW + energy / seconds
@@ -267,6 +289,8 @@ class VllmTimes(_Model):
             "prefill": self.linear(compute) - alone + attention,
             "host": host,
         }
+        if self.link_s:
+            parts["links"] = self.links(decodes + new, decodes + sum(c[2] for c in chunks))
         if not chunks:
             parts["launch"] = max(0.0, self._decode_floor(decodes) - sum(parts.values()))
         return parts
@@ -285,7 +309,8 @@ class VllmTimes(_Model):
             compute = new * self.token_s + last * self.sample_s
             host += self.prepare_s
             gpu = max(gpu, host)
-            gpu += self.host_s + self.sequence_s + self.linear(compute) + self.prefill_attention(before, new)
+            chunk = self.host_s + self.sequence_s + self.linear(compute) + self.prefill_attention(before, new)
+            gpu += (chunk + self.links(new, last)) / (1 if last else self.overlap)
             host += self.launch(new)
             gpu = max(gpu, host)
             before += new
@@ -309,8 +334,8 @@ class VllmTimes(_Model):
 class NaiveTimes(_Model):
     """The naive server for given constants (see naive_priors): batch 1, eager, the KV cache recopied every token."""
 
-    def __init__(self, shape: ModelShape, gpu: Gpu, constants: Mapping[str, float], gpus: int = 1) -> None:
-        super().__init__(shape, gpu, constants, gpus)
+    def __init__(self, shape: ModelShape, gpu: Gpu, constants: Mapping[str, float]) -> None:
+        super().__init__(shape, gpu, constants)
         self.launch_s = constants["layer_launch_s"] * shape.layers
         self.recopy = constants["kv_recopy"]
 
