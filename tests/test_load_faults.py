@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import resource
 import time
 from typing import Any
 
@@ -124,6 +125,26 @@ def test_a_model_the_server_does_not_know_is_one_clear_error() -> None:
 @pytest.mark.parametrize("field", ["continuous_usage_stats", "ignore_eos"])
 def test_a_field_the_server_does_not_know_is_left_out(field: str) -> None:
     assert measure(Behaviour(refuse_fields=(field,)))["requests"] == 8
+
+
+def test_a_server_that_failed_when_it_was_asked_is_asked_again() -> None:
+    spec = PointSpec("s", "mock", "c0001", "concurrency", 32, TOKENS, concurrency=1)
+    with serving(Behaviour(fail_every=1)) as server:
+        measure = functools.partial(
+            measure_point_sync, spec, url=server.url, model="mock", vocab=range(100, 1000), load=Load(jitter_s=0.001),
+            slo=Slo(), run_dir=None, batching=True, rule=Rule(2, 4, 4, 0.0, 20.0),
+        )  # fmt: skip
+        assert measure()["requests"] == 0
+        server.b.fail_every, server.b.refuse_fields = 0, ("continuous_usage_stats",)  # what it takes, it tells only now
+        assert measure()["requests"] == 4
+
+
+def test_more_connections_than_files_is_said_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    with pytest.raises(ServebookError, match="500 connections at once, where this process may open 256 files"):
+        measure(Behaviour(), c=500)
+    assert measure(Behaviour(), c=2)["requests"] == 8
 
 
 def test_a_cut_mid_stream_is_a_failure() -> None:

@@ -95,7 +95,7 @@ async def measure_ramp(
     all that was said before in its prompt (closed loop only). on_progress gets a short text about twice a second.
     Raises ServebookError when nothing answers, the server refuses the requests, or results cannot be written.
     """
-    allow_many_sockets()
+    allow_many_sockets(max(s.concurrency or 1 for s in specs))
     rules = rules or [rule_of(spec, load, deadline_s) for spec in specs]
     first = specs[0]
     prompt_set = prompt_set or getattr(first, "prompt_set", None)
@@ -175,6 +175,7 @@ def _point(
         for key in ("sweep", "engine", "kind", "point", "concurrency", "rate_per_s", "prompt_tokens", "output_tokens")
     }
     point |= summary.summarize(tracker, slo, batching=batching, scraper=scraper)
+    tracker.finished.close()
     point |= stage.health | {"client_gap_mean_s": tracker.pause_mean_s}
     point |= {key: getattr(load, key) for key in ("seed", "temperature", "top_p", "top_k")}
     point |= {f"slo_{key}": value for key, value in slo.model_dump().items()}
@@ -229,7 +230,11 @@ async def _dialect(
         prompt: Any = "one two" if vocab is None else [int(v) for v in vocab[:4]]
         asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
         options = [{**_OPTIONS[0], "return_token_ids": True}, *_OPTIONS] if wanted else _OPTIONS
-        _dialects[key] = await client.accepted(options, {"model": model, **asked, "max_tokens": 2, "stream": True})
+        base = {"model": model, **asked, "max_tokens": 2, "stream": True}
+        accepted, answered = await client.accepted(options, base)
+        if not answered:
+            return accepted
+        _dialects[key] = accepted
     return _dialects[key]
 
 

@@ -11,7 +11,10 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
+from ..errors import ServebookError
+
 T = TypeVar("T")
+SPARE_FILES = 64  # beside the connections
 
 
 def in_thread(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -69,7 +72,13 @@ def quiet_collector() -> Iterator[None]:
         gc.unfreeze()
 
 
-def allow_many_sockets() -> None:
+def allow_many_sockets(connections: int) -> None:
+    """Raise this process's limit on open files to what it may have; ServebookError where that is not enough."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = max(soft, hard) if hard != resource.RLIM_INFINITY else max(soft, 1 << 20)
     with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard if soft < hard else soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        soft = limit
+    if soft < connections + SPARE_FILES:
+        fault = f"{connections} connections at once, where this process may open {soft} files"
+        raise ServebookError(fault, "file-descriptor limit", f"ulimit -n {connections + SPARE_FILES}")
