@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from .. import score
-from . import lines, words
+from . import words
 from .style import LIGHT, Canvas, FigureText, chart, engine_order, engine_styles, plain_log, y_axis
 
 
@@ -96,7 +96,7 @@ def roofline(
     figure.legend(handles=handles, loc="outside upper left", ncols=2 if canvas.narrow else 6, borderpad=0)
     head = f"Roofline of {gpu}: {words.number(peak)} TFLOP/s, {words.number(bytes_per_s / 1e9)} GB/s, ridge at "
     figure.servebook = FigureText(  # type: ignore[attr-defined]
-        id, f"Roofline of {gpu} with the engines' steps", lines.sentence(found) or "No step was measured.",
+        id, f"Roofline of {gpu} with the engines' steps", words.sentence(found) or "No step was measured.",
         f"{head}{words.number(ridge)} FLOP/byte. {' '.join(alt)}",
         f"Ridge at {words.number(ridge)} FLOP/byte; intensity counts weights and KV cache, not activations.",
     )  # fmt: skip
@@ -221,7 +221,7 @@ def saturation(
     values = "; ".join(f"B = {words.number(r['batch'])}: {words.number(r['tok_per_s'])}" for _, r in picked.iterrows())
     measured_words = f" Measured, tok/s: {'; '.join(alt)}." if alt else ""
     figure.servebook = FigureText(  # type: ignore[attr-defined]
-        id, "How decode throughput saturates with the batch", lines.sentence(said),
+        id, "How decode throughput saturates with the batch", words.sentence(said),
         f"Curve of modelled decode tokens per second over batch: {values}.{measured_words}",
         "Dashed: the decode-only model, no prefill in it." + (" Solid: measured." if alt else ""),
     )  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from . import lines, words
+from . import words
 from .style import LIGHT, Canvas, FigureText, chart, engine_order, engine_styles, y_axis
 
 SERIES = {
@@ -85,7 +85,7 @@ def distributions(
     handles = [_swatch(styles[e].colour, e) for e in engines]
     figure.legend(handles=handles, loc="outside upper left", ncols=len(engines), borderpad=0)
     figure.servebook = FigureText(  # type: ignore[attr-defined]
-        f"distributions-{sweep}", title, lines.sentence(found), f"Box plots. {' '.join(alt)}",
+        f"distributions-{sweep}", title, words.sentence(found), f"Box plots. {' '.join(alt)}",
         f"n = {len(frame):,} requests; box: quartiles, whiskers: p5 to p95.",
     )  # fmt: skip
     return figure
@@ -167,7 +167,7 @@ def server_series(
         found.append(f"the server counted at most {words.number(frame['waiting'].max())} requests as waiting")
     if "kv_usage" in known:
         found.append(f"KV cache use peaked at {words.percent(frame['kv_usage'].max())}")
-    takeaway = lines.sentence(found)
+    takeaway = words.sentence(found)
     figure.servebook = FigureText(  # type: ignore[attr-defined]
         id, title, takeaway[:1].upper() + takeaway[1:], f"Time series. {'; '.join(alt)}.",
         f"{len(frame):,} scrapes of the server's /metrics.",

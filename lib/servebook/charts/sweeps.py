@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from . import lines, words
+from . import captions, lines, words
 from .lines import DECODE, E2E, OUTPUT, TPOT, TTFT, Data, Metric
 from .style import LIGHT, Canvas, FigureText, chart, place_last, plain_log, y_axis
 
@@ -63,18 +63,18 @@ def _curves(
     lines.key(pairs[0][0], data, canvas.narrow)
     for ax, ends in _finish:
         lines.label_ends(ax, ends, data)
-    found = [lines.sentence(lines.trends(data, m, x, at)) for m in metrics]
+    found = [words.sentence(captions.trends(data, m, x, at)) for m in metrics]
     if len(metrics) > 1:
         found = [f"{m.says[0].upper()}{m.says[1:]}: {f}" for m, f in zip(metrics, found, strict=True) if f]
-    compared = lines.compare_at_last(data, metrics[0], x, at) if len(metrics) == 1 else ""
-    takeaway = " ".join(s for s in [*found, compared, lines.errors_sentence(data, metrics, x)] if s)
+    compared = captions.compare_at_last(data, metrics[0], x, at) if len(metrics) == 1 else ""
+    takeaway = " ".join(s for s in [*found, compared, captions.errors_sentence(data, metrics, x)] if s)
     if not len(data.measured):
         takeaway = "Predicted only: nothing has been measured yet."
     kinds = "measured (solid) and predicted (dashed)" if len(data.predicted) else "measured"
     alt = f"Line chart, {kinds}, of {words.listing([m.says for m in metrics])} over {x_label.lower()}"
     alt += f", engines {words.listing(data.engines)}. "
-    alt += " ".join(lines.values_in_words(data, m, x, at) for m in metrics)
-    figure.servebook = FigureText(id, title + _workload(data), takeaway, alt, lines.sample_note(data))  # type: ignore[attr-defined]
+    alt += " ".join(captions.values_in_words(data, m, x, at) for m in metrics)
+    figure.servebook = FigureText(id, title + _workload(data), takeaway, alt, captions.sample_note(data))  # type: ignore[attr-defined]
     return figure
 
 
@@ -168,10 +168,10 @@ def latency_throughput(
     lines.key(ax, data, canvas.narrow, [p99], band=False)
     _name_curves(ax, ends, data)
     figure.servebook = FigureText(  # type: ignore[attr-defined]
-        f"latency-throughput-{sweep}", title + _workload(data), lines.sentence(found),
+        f"latency-throughput-{sweep}", title + _workload(data), words.sentence(found),
         "Line chart of request latency, p50 (thick) and p99 (thin), over output tokens per second; each point is a "
         f"concurrency. {' '.join(alt)}",
-        "Numbers at the points: concurrency C. " + lines.sample_note(data, bars=False),
+        "Numbers at the points: concurrency C. " + captions.sample_note(data, bars=False),
     )  # fmt: skip
     return figure
 
@@ -223,9 +223,9 @@ def frontier(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage
     lines.key(ax, data, canvas.narrow, band=False)
     _name_curves(ax, ends, data, up=13)
     figure.servebook = FigureText(  # type: ignore[attr-defined]
-        f"frontier-{sweep}", title + _workload(data), lines.sentence(found),
+        f"frontier-{sweep}", title + _workload(data), words.sentence(found),
         f"Line chart of the server's output tokens per second over one user's decode rate. {' '.join(alt)}",
-        "Up and to the right is better; numbers at the points: C. " + lines.sample_note(data, bars=False),
+        "Up and to the right is better; numbers at the points: C. " + captions.sample_note(data, bars=False),
     )  # fmt: skip
     return figure
 

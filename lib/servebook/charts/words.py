@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -112,3 +112,9 @@ def trend(name: str, xs: Sequence[float], ys: Sequence[float], at: str, unit: st
         return f"{name} rises from {place(first)} to {place(last)}{factor}"
     factor = f" ({times(first[1] / last[1])} less)" if last[1] > 0 else ""
     return f"{name} falls from {place(first)} to {place(last)}{factor}"
+
+
+def sentence(parts: Iterable[str]) -> str:
+    """Join clauses into one sentence that starts with a capital only where the engine's name does not."""
+    joined = "; ".join(p for p in parts if p)
+    return f"{joined}." if joined else ""
