@@ -116,8 +116,11 @@ def main() -> int:
         for steps in planned:
             print(*map(shlex.join, steps), sep="\n")
         return 0
-    with ThreadPoolExecutor(len(planned)) as pool:
-        return 0 if all(list(pool.map(lambda p: run_one(p, options.gpus), options.params))) else 1
+    try:
+        with ThreadPoolExecutor(len(planned)) as pool:  # waits, also after Ctrl-C, until every machine is given back
+            return 0 if all(list(pool.map(lambda p: run_one(p, options.gpus), options.params))) else 1
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

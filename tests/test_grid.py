@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -92,6 +95,29 @@ def test_results_come_back_and_the_machine_is_given_back_whatever_happened(
     (tmp_path / "params" / "a40-qwen2.5-7b.yaml").write_text(text)
     assert launch.run_one(tmp_path / "params" / "a40-qwen2.5-7b.yaml", None) is done
     assert (tmp_path / "calls").read_text().splitlines() == ["sky launch", "rsync -az", "sky down"]
+
+
+def test_interrupted_it_still_gives_the_machine_back(tmp_path: Path) -> None:
+    for folder in ("bin", "skypilot", "params"):
+        (tmp_path / folder).mkdir()
+    for name in ("sky", "rsync"):
+        program = tmp_path / "bin" / name
+        program.write_text(f'#!/bin/sh\necho {name} "$1" >> "{tmp_path}/calls"\n[ "$1" != launch ] || exec sleep 60\n')
+        program.chmod(0o755)
+    shutil.copy(LAUNCH, tmp_path / "skypilot")
+    shutil.copy(ROOT / "params/a40-qwen2.5-7b.yaml", tmp_path / "params")
+    command = [sys.executable, "skypilot/launch.py", "params/a40-qwen2.5-7b.yaml"]
+    env = {**os.environ, "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    running = subprocess.Popen(command, cwd=tmp_path, env=env, start_new_session=True, stdout=subprocess.DEVNULL)
+    calls = tmp_path / "calls"
+    for _ in range(200):
+        if calls.exists() and calls.read_text():
+            break
+        time.sleep(0.1)
+    time.sleep(0.3)
+    os.killpg(running.pid, signal.SIGINT)
+    assert running.wait(20) == 130
+    assert calls.read_text().splitlines() == ["sky launch", "rsync -az", "sky down"]
 
 
 def test_the_task_asks_for_what_make_offers_and_says_so_where_skypilot_is_missing() -> None:
