@@ -1,6 +1,9 @@
 """Notebooks fail loudly: one deliberately broken notebook per way to fail, executed by the real papermill."""
 
+import asyncio
+import gc
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -160,6 +163,29 @@ def test_an_unwritable_outputs_folder_is_one_line(tmp_path):
     assert done.returncode == 1
     assert "cannot write the run's folder" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_tasks_that_an_interruption_leaves_show_no_traceback(caplog):
+    async def nobody_waits():
+        raise RuntimeError("the kernel died")
+
+    async def leave():
+        asyncio.get_running_loop().create_task(nobody_waits())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        gc.collect()
+
+    level = logging.getLogger("asyncio").level
+    asyncio.run(leave())
+    assert "never retrieved" in caplog.text
+    caplog.clear()
+    try:
+        with pytest.raises(KeyboardInterrupt), pipeline._orderly_signals():
+            signal.raise_signal(signal.SIGTERM)
+        asyncio.run(leave())
+        assert caplog.text == ""
+    finally:
+        logging.getLogger("asyncio").setLevel(level)
 
 
 def test_sigterm_unwinds_and_says_that_results_are_kept(tmp_path):

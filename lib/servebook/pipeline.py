@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import signal
 import sys
@@ -335,7 +336,7 @@ def _single_run(run_dir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _orderly_signals() -> Iterator[None]:
-    """Ctrl-C and SIGTERM unwind, so that engines are stopped and kernels ended; the second time all ends at once."""
+    """Ctrl-C, SIGTERM and a closed terminal unwind, and engines and kernels end in order; the second time, at once."""
     asked = False
 
     def unwind(*_: Any) -> None:
@@ -343,12 +344,17 @@ def _orderly_signals() -> Iterator[None]:
         if asked:
             _end_now()
         asked = True
+        # what is interrupted leaves tasks that nobody waits for; asyncio would show their tracebacks at the end
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, unwind) for number in (signal.SIGINT, signal.SIGTERM)}
+    heard = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        heard.append(signal.SIGHUP)
+    before = {number: signal.signal(number, unwind) for number in heard}
     try:
         yield
     finally:
