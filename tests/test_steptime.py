@@ -93,6 +93,26 @@ def test_naive_is_launch_bound_on_a_fast_card_only(qwen):
         assert max(parts, key=parts.__getitem__) == bound
 
 
+def test_on_a_cpu_attention_grows_the_naive_servers_tpot_and_launches_hide_nothing():
+    # the demo's model on two cores: 3.4 ms a token at 128 tokens of context and 5.0 at 1,024. A profile of the decode
+    # step says why: PyTorch's attention kernel (0.2 → 1.0 ms a layer), not the copies of torch.cat (0.02 ms)
+    tiny = model.load_shape(ModelParams(config="tiny-qwen2", weights="dummy"), Path("."))
+    cpu = hardware.Gpu(
+        name="CPU", fp16_tflops=0.17, bf16_tflops=0.33, memory_bandwidth_gb_per_s=23, memory_gib=8, generation="cpu"
+    )
+    naive = NaiveTimes(tiny, cpu, {n: p.value for n, p in naive_priors(tiny, cpu).items()})
+    short, long = naive.parts(128, 1), naive.parts(1024, 1)
+    assert naive.per_token(1024, 1) > 1.2 * naive.per_token(128, 1)
+    assert long["kv_reads"] - short["kv_reads"] > 3 * (long["kv_recopy"] - short["kv_recopy"])
+    assert [short["host"], long["host"]] == pytest.approx([naive.host_s + naive.launch_s] * 2)
+    assert naive.launch_bound(128) == (False, False)
+    vllm = VllmTimes(tiny, cpu, {n: p.value for n, p in vllm_priors(tiny, cpu).items()}, captured_tokens=0)
+    assert vllm.decode(1, 0)[1] == pytest.approx(6 * vllm.pair_s) and vllm.pair_s * 6 > vllm.kv_token_s
+    # a GPU reads the KV once, whatever is multiplied
+    gpu = VllmTimes(tiny, A40, {n: p.value for n, p in vllm_priors(tiny, A40).items()})
+    assert gpu.decode_token_s == gpu.kv_token_s
+
+
 def test_sliding_window_bounds_what_decodes_read():
     import dataclasses
 

@@ -107,6 +107,7 @@ def _cpu_vllm_priors(shape: ModelShape) -> dict[str, Prior]:
         "overlap_loss": Prior(0.8, 0.2, 0.0, 1.0, "a CPU core waits for its loads"),
         "attention_share": Prior(0.12, 0.06, 0.002, 0.6, "CPU attention kernels"),
         "mixed_rows": Prior(1.5, 0.5, 1, 16, "no query tiles"),
+        "decode_rows": Prior(6, 4, 0, 64, "one query token fills no vector unit; of a prompt token's time"),
         "host_s": Prior(host, 0.5 * host, 0.0, 0.2, "eager PyTorch: Python and small operators a layer", "s"),
         "host_per_sequence_s": Prior(1e-4, 8e-5, 0.0, 5e-3, f"scheduling, detokenizing, streaming; {shared}", "s"),
         "frontend_request_s": Prior(0.010, 0.006, 0.0, 0.2, "HTTP, JSON and the way through the engine's queues", "s"),
@@ -115,10 +116,13 @@ def _cpu_vllm_priors(shape: ModelShape) -> dict[str, Prior]:
 
 
 def naive_priors(shape: ModelShape, gpu: Gpu) -> dict[str, Prior]:
-    """Transformers' eager loop: launch-bound where the GPU is fast, so a decode step is max(GPU, layers × launches)."""
+    """Transformers' eager loop: launch-bound where the GPU is fast, so a decode step is max(GPU, layers × launches); a
+    CPU does one after the other."""
     cpu, copy, cores = gpu.is_cpu, "of a measured copy", "of cores × clock × vector width"
     launch = 0.0010 if cpu else 0.00085
+    row = "one query token in PyTorch's CPU attention kernel, of a prompt token's time; it, not torch.cat, grows TPOT"
     return {
+        **({"decode_rows": Prior(14, 8, 0, 100, row)} if cpu else {}),
         "bandwidth_share": Prior(0.6, 0.2, 0.1, 1.0, copy) if cpu else Prior(0.80, 0.05, 0.5, 0.95, "as for vLLM"),
         "matmul_share": Prior(0.25, 0.12, 0.01, 0.9, cores) if cpu else Prior(0.66, 0.10, 0.2, 0.95, "unfused GEMMs"),
         "overlap_loss": Prior(0.8 if cpu else 0.3, 0.2 if cpu else 0.1, 0.0, 1.0, "as for vLLM"),
@@ -147,6 +151,8 @@ class _Model:
         self.kv_token_s = shape.kv_bytes_per_token / bandwidth
         self.attention_flop_s = 1 / attention
         self.pair_s = shape.attention_flops_per_context_token / attention
+        # a decode's attention, a token of context: reading its KV, or on a CPU multiplying it
+        self.decode_token_s = max(self.kv_token_s, c.get("decode_rows", 0.0) * self.pair_s)
         self.loss, self.host_s = c["overlap_loss"], c["host_s"]
         self.frontend_request_s, self.frontend_token_s = c["frontend_request_s"], c["frontend_token_s"]
 
@@ -195,7 +201,7 @@ class VllmTimes(_Model):
         self.sequence_s = constants["host_per_sequence_s"]
         self.capped_loss = constants.get("capped_loss", 0.0)
         self.event_s = constants.get("frontend_event_s", 0.0)
-        self.mixed_token_s = max(self.kv_token_s, constants["mixed_rows"] * self.pair_s)
+        self.mixed_token_s = max(self.decode_token_s, constants["mixed_rows"] * self.pair_s)
         self._decode: dict[int, tuple[float, float]] = {}
 
     def frontend(self, prompt_tokens: int) -> float:
@@ -212,12 +218,12 @@ class VllmTimes(_Model):
         if found is None:
             compute = decodes * (self.token_s + self.sample_s)
             fixed = self.host_s + decodes * self.sequence_s + self.linear(compute) + self.links(decodes, decodes)
-            found = self._decode[decodes] = fixed, self.kv_token_s
+            found = self._decode[decodes] = fixed, self.decode_token_s
         shape = self.shape
         if shape.sliding_window is not None and kv_tokens > decodes * shape.sliding_window:
             full = 1 - shape.sliding_layers / shape.layers
-            windowed = (1 - full) * decodes * shape.sliding_window * self.kv_token_s
-            found = found[0] + windowed, full * self.kv_token_s
+            windowed = (1 - full) * decodes * shape.sliding_window * self.decode_token_s
+            found = found[0] + windowed, full * self.decode_token_s
         floor = self._decode_floor(decodes)
         return (floor, 0.0) if floor > found[0] + found[1] * kv_tokens else found
 
@@ -280,12 +286,12 @@ class VllmTimes(_Model):
         new = sum(c[0] for c in chunks)
         compute = own + new * self.token_s + sum(c[2] for c in chunks) * self.sample_s
         attention = sum(self.prefill_attention(c[1], c[0]) for c in chunks)
-        token_s = self.mixed_token_s if chunks else self.kv_token_s
+        token_s = self.mixed_token_s if chunks else self.decode_token_s
         parts = {
             "weights": self.weights_s,
             "compute": alone - self.weights_s,
-            "kv_reads": attended * self.kv_token_s,
-            "mixed_attention": attended * (token_s - self.kv_token_s),
+            "kv_reads": attended * self.decode_token_s,
+            "mixed_attention": attended * (token_s - self.decode_token_s),
             "prefill": self.linear(compute) - alone + attention,
             "host": host,
         }
@@ -338,19 +344,23 @@ class NaiveTimes(_Model):
         super().__init__(shape, gpu, constants)
         self.launch_s = constants["layer_launch_s"] * shape.layers
         self.recopy = constants["kv_recopy"]
+        self.serial = gpu.is_cpu
+
+    def _with_launches(self, work_s: float) -> float:
+        return self.launch_s + work_s if self.serial else max(self.launch_s, work_s)
 
     def prefill(self, prompt_tokens: int) -> float:
         compute = prompt_tokens * self.token_s + self.sample_s
-        return self.host_s + max(self.launch_s, self.linear(compute) + self.prefill_attention(0, prompt_tokens))
+        return self.host_s + self._with_launches(self.linear(compute) + self.prefill_attention(0, prompt_tokens))
 
     def per_token(self, prompt_tokens: int, output_tokens: int) -> float:
-        """Mean seconds an output token after the first: host + max(launches, weights + recopied KV)."""
-        context = self.shape.attended(prompt_tokens + output_tokens / 2)
-        gpu = self.linear(self.token_s + self.sample_s) + self.recopy * context * self.kv_token_s
-        return self.host_s + max(self.launch_s, gpu)
+        """Mean seconds an output token after the first: host, launches, and weights with attention and recopied KV."""
+        return sum(self.parts(prompt_tokens, output_tokens).values())
 
     def launch_bound(self, prompt_tokens: int, budget: int = 0) -> tuple[bool, bool]:
         """See VllmTimes."""
+        if self.serial:
+            return False, False
         bound = self.host_s + self.launch_s
         return self.prefill(prompt_tokens) <= 1.001 * bound, self.per_token(prompt_tokens, 2) <= 1.001 * bound
 
@@ -358,13 +368,15 @@ class NaiveTimes(_Model):
         return (output_tokens - 1) * self.per_token(prompt_tokens, output_tokens)
 
     def parts(self, prompt_tokens: int, output_tokens: int) -> dict[str, float]:
-        """A decode token's seconds by cause; they sum to per_token."""
+        """A decode token's seconds by cause."""
         context = self.shape.attended(prompt_tokens + output_tokens / 2)
-        linear, kv = self.linear(self.token_s + self.sample_s), context * self.kv_token_s
+        linear = self.linear(self.token_s + self.sample_s)
+        kv, copies = context * self.decode_token_s, (self.recopy - 1) * context * self.kv_token_s
+        work = linear + kv + copies
         return {
             "weights": self.weights_s,
             "compute": linear - self.weights_s,
             "kv_reads": kv,
-            "kv_recopy": (self.recopy - 1) * kv,
-            "host": self.host_s + max(0.0, self.launch_s - linear - self.recopy * kv),
+            "kv_recopy": copies,
+            "host": self.host_s + self._with_launches(work) - work,
         }
