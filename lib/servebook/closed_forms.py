@@ -12,7 +12,7 @@ from . import roofline
 from .hardware import Gpu
 from .model import ModelShape
 from .parallel import Layout
-from .params import RunParams
+from .params import BatchingEngine, RunParams
 
 STAGE = "closed-form"  # scored as a stage of its own: what predicting without a scheduler comes to
 
@@ -82,11 +82,11 @@ def step_table(shape: ModelShape, gpu: Gpu, params: RunParams) -> pd.DataFrame:
 
 
 def pool_table(shape: ModelShape, gpu: Gpu, params: RunParams) -> pd.DataFrame:
-    """KV pool of each vLLM engine, of one replica where there are several: GiB a GPU, tokens, and how many sequences of
-    each workload fit it at once."""
+    """KV pool of each batching engine, of one replica where there are several: GiB a GPU, tokens, and how many sequences
+    of each workload fit it at once."""
     rows = []
     for name, engine in params.engines.items():
-        if engine.kind != "vllm":
+        if not isinstance(engine, BatchingEngine):
             continue
         layout = Layout(engine.tensor_parallel_size, engine.pipeline_parallel_size, engine.data_parallel_size)
         layout.check(shape, f"engines.{name}")

@@ -31,6 +31,7 @@ FIXES = (
     ("less than requested memory for kv", "Lower cpu_kv_cache_gib, or free memory"),
     ("KV cache is needed", "Lower max_model_len or raise gpu_memory_utilization (on the CPU cpu_kv_cache_gib)"),
     ("is greater than the derived max_model_len", "Lower max_model_len to the model's own context"),
+    ("allowed NUMA nodes", "Give the engine env: {VLLM_CPU_OMP_THREADS_BIND: '0|1'}, each worker's cores"),
     ("address already in use", "Leave the engine's port out: a free one is found"),
     ("unrecognized arguments", "Remove the flag from the engine's extra_args: this vLLM does not know it"),
     ("offline mode is enabled", "Download the model first, or unset HF_HUB_OFFLINE"),
