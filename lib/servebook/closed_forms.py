@@ -82,8 +82,8 @@ def step_table(shape: ModelShape, gpu: Gpu, params: RunParams) -> pd.DataFrame:
 
 
 def pool_table(shape: ModelShape, gpu: Gpu, params: RunParams) -> pd.DataFrame:
-    """KV pool of each batching engine, of one replica where there are several: GiB a GPU, tokens, and how many sequences
-    of each workload fit it at once."""
+    """KV pool of each batching engine, of one replica where there are several: GiB a GPU, tokens, and how many
+    sequences of each workload fit it at once."""
     rows = []
     for name, engine in params.engines.items():
         if not isinstance(engine, BatchingEngine):
