@@ -18,12 +18,13 @@ from pathlib import Path
 
 from servebook import hardware, ink, model, params, predict, results, simulation
 from servebook.calibrate import calibrate
+from servebook.clients import Load, Prompt
 from servebook.forecast import Scenario, average, server, whole_rounds
 from servebook.params import ModelParams
 from servebook.points import PointSpec
+from servebook.priors import Prior, vllm_priors
 from servebook.scheduler import SchedulerConfig
-from servebook.simulation import Load, Prompt
-from servebook.steptime import Prior, VllmTimes, vllm_priors
+from servebook.steptime import VllmTimes
 
 ROOT = Path(__file__).parents[1]
 RUNS = {"A40": ("a40-qwen2.5-7b", "qwen2.5-7b"), "A100": ("a100-qwen3-8b", "qwen3-8b")}

@@ -9,7 +9,8 @@ from servebook import hardware, model
 from servebook.calibrate import calibrate
 from servebook.errors import ServebookError
 from servebook.params import ModelParams
-from servebook.steptime import VllmTimes, vllm_priors
+from servebook.priors import vllm_priors
+from servebook.steptime import VllmTimes
 
 A40 = hardware.catalog()["A40"]
 SHAPE = model.load_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), Path("."))

@@ -10,7 +10,8 @@ from servebook.errors import ServebookError
 from servebook.hardware import GIB
 from servebook.parallel import Layout
 from servebook.params import HardwareParams, ModelParams, RunParams, Slo
-from servebook.steptime import VllmTimes, vllm_priors
+from servebook.priors import vllm_priors
+from servebook.steptime import VllmTimes
 
 ROOT = Path(__file__).parents[1]
 QWEN = model.load_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), ROOT)  # 28 query heads, 4 KV heads

@@ -12,7 +12,7 @@ from servebook import capacity, forecast, hardware, ink, model, params, points, 
 from servebook import plan as planning
 from servebook.errors import ServebookError
 from servebook.params import ModelParams, RunParams, Slo
-from servebook.steptime import vllm_priors
+from servebook.priors import vllm_priors
 
 ROOT = Path(__file__).parents[1]
 _spec = importlib.util.spec_from_file_location("bench_predictor", ROOT / "benchmarks" / "bench_predictor.py")

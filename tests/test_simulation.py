@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from servebook.clients import Load, Prompt, arrivals
 from servebook.scheduler import SchedulerConfig
-from servebook.simulation import Load, Prompt, arrivals, simulate, simulate_naive
+from servebook.simulation import simulate, simulate_naive
 
 
 class Times:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from servebook import hardware, model
 from servebook.params import ModelParams
+from servebook.priors import naive_priors, vllm_priors
 from servebook.scheduler import Request, Step
-from servebook.steptime import NaiveTimes, VllmTimes, naive_priors, vllm_priors
+from servebook.steptime import NaiveTimes, VllmTimes
 
 CATALOG = hardware.catalog()
 A40 = CATALOG["A40"]

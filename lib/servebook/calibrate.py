@@ -18,8 +18,9 @@ import numpy as np
 from .errors import ServebookError
 from .hardware import Gpu
 from .model import ModelShape
-from .parallel import Layout
-from .steptime import ALONE, HOST_NOISE, NaiveTimes, Prior, VllmTimes, naive_priors, vllm_priors
+from .parallel import ALONE, Layout
+from .priors import HOST_NOISE, Prior, naive_priors, vllm_priors
+from .steptime import NaiveTimes, VllmTimes
 
 Z80 = 1.2816  # half-width of an 80 % interval in standard deviations
 TPOT_SD, TTFT_SD = 0.01, 0.015  # how well the step-time form itself holds at C = 1 (relative)

@@ -118,3 +118,6 @@ class Layout:
             step += hops * SEND_S
             token += hops * 2 * row / tp / rate  # hidden states and the residual, each rank its part
         return step, token, sampled
+
+
+ALONE = Layout()

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from . import __version__, explain, files, ink, points, provenance
+from . import explain, points
 from .calibrate import Z80, Calibration, calibrate
 from .errors import ServebookError
 from .forecast import Outcome, Scenario, Server, Times, average, capacity_per_s, server, whole_rounds
 from .hardware import Gpu
+from .ink import capacity_in_ink, freeze
 from .model import ModelShape
 from .params import ArrivalRateSweep, BatchingEngine, Load, NaiveEngine, RunParams
 from .points import PointSpec, RepeatedPoint
-from .steptime import HOST_NOISE
+from .priors import HOST_NOISE
 
 __all__ = ["Forecaster", "capacity_in_ink", "freeze", "predict_published", "predict_run"]
 
@@ -298,77 +298,3 @@ def _inputs(params: RunParams, shape: ModelShape, gpu: Gpu, facts: Any, calibrat
         "facts": {k: dict(v) if isinstance(v, Mapping) else v for k, v in (facts or {}).items()},
         "calibration": [{k: p.get(k) for k in keep} for p in calibration or ()],
     }
-
-
-def freeze(
-    run_dir: Path, stage: str, prediction: Mapping[str, Any], measured: Collection[ink.Key] | None = None
-) -> dict[str, Any]:
-    """Write a prediction into predictions.json; returns the stage's standing entry (see ink).
-
-    stage: "datasheet" or "calibrated:<engine>". As long as no point that the stage predicts is measured (for a
-    calibrated stage: one of that engine beyond its calibration), another prediction replaces the one before. After
-    that, what was frozen stands, and an additional entry is written for the points that are not measured yet and of
-    which the prediction is new. The same inputs, or nothing new, write nothing. A first entry although such a point
-    is measured says `late`: it is no prediction in ink. measured: those points, if not all that the folder holds.
-    """
-    path = run_dir / "predictions.json"
-    stored = files.read_json(path) or {"frozen": []}
-    before = ink.of_stage(stored["frozen"], stage)
-    digest = provenance.sha256(prediction["inputs"])
-    if before is not None and before["inputs_sha256"] == digest:
-        return before
-    seen = _measured(run_dir)
-    overtaken = any(_held_out(k, stage) for k in seen)
-    predicted: Sequence[Any] = _finite(prediction["points"])
-    additional = overtaken and before is not None
-    if before is not None and additional:
-        known = {ink.key(p): p for p in before["points"]}
-        seen = set(seen if measured is None else measured)
-        predicted = [p for p in predicted if ink.key(p) not in seen and known.get(ink.key(p)) != p]
-        if not predicted:
-            return before
-    entry: dict[str, Any] = {
-        "stage": stage,
-        "time_utc": provenance.now_utc(),
-        "inputs_sha256": digest,
-        "servebook_version": __version__,
-        "late": overtaken and before is None,  # nothing had been frozen before the first measurement
-        "additional": additional,
-        "constants": prediction["constants"],
-        "capacity_per_s": prediction["capacity_per_s"],
-        "servers": prediction["servers"],
-        "points": predicted,
-    }
-    stored["frozen"].append(_finite(entry))
-    files.write_json(path, stored)
-    return ink.of_stage(stored["frozen"], stage) or entry
-
-
-def capacity_in_ink(run_dir: Path, stage: str) -> dict[str, float]:
-    """The capacities that a stage's rates are shares of, once a measurement has made them final; {} before."""
-    before = ink.of_stage((files.read_json(run_dir / "predictions.json") or {"frozen": []})["frozen"], stage)
-    final = any(_held_out(k, stage) for k in _measured(run_dir))
-    return dict(before["capacity_per_s"]) if before and final else {}
-
-
-def _measured(run_dir: Path) -> set[ink.Key]:
-    """Every point that is complete."""
-    found = (run_dir / "requests").glob("*/*/*.json")
-    return {(p.parts[-3], p.parts[-2], p.stem) for p in found if p.name != "stopped.json"}
-
-
-def _held_out(key: ink.Key, stage: str) -> bool:
-    """Whether the stage predicts the point without having seen it."""
-    engine = stage.partition(":")[2]
-    return not engine or (key[1] == engine and key[0] != points.CALIBRATION)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN: what is not finite becomes null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return value

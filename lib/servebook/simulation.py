@@ -1,4 +1,4 @@
-"""Clients against a simulated server, in simulated time: the closed and open loops, vLLM's engine loop, the naive FIFO.
+"""Clients against a simulated server, in simulated time: vLLM's engine loop, its API server, and the naive FIFO.
 
 Deterministic for a seed. Stretches of pure decode, where nothing arrives and nothing ends, are taken in one go: a
 decode step is linear in the context tokens that it reads, so many of them have a closed form.
@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import heapq
 import math
-import random
-from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from .clients import Clients, Load, value
+from .power import Power
 from .scheduler import Request, Scheduler, SchedulerConfig, Step
-from .steptime import CAP_WINDOW_S, IDLE_DRAW
 
 
 class StepTimes(Protocol):
@@ -46,36 +44,6 @@ class StepTimes(Protocol):
 
     def first_event(self, prompt_tokens: int) -> float:
         """By how much the event of a first token is late."""
-
-
-class Prompt(NamedTuple):
-    """One kind of request; hit_tokens of it are found in the prefix cache."""
-
-    prompt_tokens: int
-    output_tokens: int
-    hit_tokens: int = 0
-
-
-@dataclass(frozen=True)
-class Load:
-    """What the clients do. Closed loop: `concurrency` clients, each waiting gap + U(0, jitter) between its requests,
-    the jitter held under jitter_cap of the mean latency as the real client does. Open loop: arrivals_s.
-
-    prompts are taken in turn. The window opens with the `warmup`-th completion and closes with the `requests`-th after
-    it or at max_seconds. A closed loop measures what completes in it, without draining; an open loop what arrives in
-    it, and waits for the last while arrivals go on. Without enough arrivals its window ends with the last of them.
-    """
-
-    prompts: Sequence[Prompt]
-    concurrency: int | None = None
-    jitter_s: float = 0.0
-    gap_s: float = 0.0
-    jitter_cap: float = 0.04
-    arrivals_s: Sequence[float] = ()
-    warmup: int = 0
-    requests: int = 100
-    max_seconds: float = math.inf
-    seed: int = 1
 
 
 class LogEntry(NamedTuple):
@@ -115,132 +83,6 @@ class Result:
         return sum(values) / len(values) if values else math.nan
 
 
-def value(r: Request, of: str) -> float | None:
-    if of == "ttft_s":
-        return r.first_s - r.sent_s
-    if of == "tpot_s":
-        return (r.end_s - r.first_s) / (r.output_tokens - 1) if r.output_tokens > 1 else None
-    if of == "e2e_s":
-        return r.end_s - r.sent_s
-    if of == "queue_s":
-        return r.scheduled_s - r.ready_s
-    return r.ready_s - r.sent_s
-
-
-def arrivals(kind: str, rate_per_s: float, count: int, seed: int, gamma_shape: float = 1.0) -> list[float]:
-    """Arrival times of an open loop: poisson, constant, or gamma with a shape (1 = poisson, larger = more even)."""
-    rng, at, out = random.Random(f"{kind}-{seed}"), 0.0, []
-    for _ in range(count):
-        if kind == "constant":
-            at += 1 / rate_per_s
-        elif kind == "gamma":
-            at += rng.gammavariate(gamma_shape, 1 / (gamma_shape * rate_per_s))
-        else:
-            at += rng.expovariate(rate_per_s)
-        out.append(at)
-    return out
-
-
-class _Clients:
-    """Sends requests, follows their completions and says when the point is over."""
-
-    def __init__(self, load: Load) -> None:
-        self.load, self.rng = load, random.Random(load.seed)
-        self.due: list[tuple[float, int, Request]] = []  # (sent_s, id, request)
-        self.measured: list[Request] = []
-        self.finished: list[Request] = []  # of an open loop, measured or not
-        self.ended = self._sent = self._arriving = 0
-        self._e2e_sum = 0.0
-        self.window_start = 0.0 if load.warmup == 0 else math.nan
-        self.window_end = math.inf
-        self.last_s = 0.0
-        self.over = False
-        if load.concurrency is None:
-            for at in load.arrivals_s:
-                self._send(at, 0)
-            if not self.due:
-                self.over = True
-        else:
-            for client in range(load.concurrency):
-                self._send(self.rng.uniform(0, load.jitter_s), client)
-
-    def _send(self, at: float, client: int) -> None:
-        prompt = self.load.prompts[self._sent % len(self.load.prompts)]
-        r = Request(self._sent, *prompt, client)
-        r.sent_s = at
-        heapq.heappush(self.due, (at, r.id, r))
-        self._sent += 1
-
-    def done(self, r: Request, at: float) -> None:
-        load = self.load
-        r.end_s = self.last_s = at
-        self.ended += 1
-        if load.concurrency is None:
-            self._arrived(r, at)
-            return
-        if self.ended > load.warmup:
-            self.measured.append(r)
-        elif self.ended == load.warmup:
-            self.window_start = at
-        self._e2e_sum += at - r.sent_s
-        if len(self.measured) >= load.requests:
-            self.over = True
-            return
-        jitter = min(load.jitter_s, load.jitter_cap * self._e2e_sum / self.ended)
-        self._send(at + load.gap_s + self.rng.uniform(0, jitter), r.client)
-
-    def _arrived(self, r: Request, at: float) -> None:
-        """The open loop's rules, those of the real client."""
-        load, times = self.load, self.load.arrivals_s
-        self.finished.append(r)
-        if self.ended == load.warmup:
-            self.window_start = at
-        if self.window_start <= r.sent_s <= self.window_end:
-            self.measured.append(r)
-        if math.isinf(self.window_end) and len(self.measured) >= load.requests:
-            self.window_end = at
-            self._arriving = bisect_right(times, at) - bisect_left(times, self.window_start)
-        closed = math.isfinite(self.window_end)
-        self.over = self.ended == self._sent or (closed and len(self.measured) == self._arriving)
-
-    def result(self, wall_s: float, gauge: list[tuple[float, int, int]], **more: Any) -> Result:
-        start, end = self.window_start, self.last_s
-        complete = len(self.measured) >= self.load.requests
-        if self.load.concurrency is None:
-            if math.isfinite(self.window_end):
-                end = self.window_end
-            elif self.over and self.load.arrivals_s:
-                end, complete = self.load.arrivals_s[-1], True
-        start = end if math.isnan(start) else min(start, end)
-        if self.load.concurrency is None:
-            tokens = sum(_tokens(r, start, end) for r in self.finished)
-        else:
-            tokens = float(sum(r.output_tokens for r in self.measured))
-        running, waiting = _time_means(gauge, start, end)
-        return Result(self.measured, (start, end), wall_s, running, waiting, tokens, complete=complete, **more)
-
-
-def _tokens(r: Request, start: float, end: float) -> float:
-    """Output tokens of a finished request that arrived in [start, end], evenly spread after the first."""
-    tokens = float(start <= r.first_s <= end)
-    span = max(0.0, min(r.end_s, end) - max(r.first_s, start))
-    return tokens + (span / (r.end_s - r.first_s) * (r.output_tokens - 1) if span else 0.0)
-
-
-class _Power:
-    """The board's power, as a share of its cap, averaged over about the last CAP_WINDOW_S seconds."""
-
-    def __init__(self) -> None:
-        self.drawn, self._at = IDLE_DRAW, 0.0
-
-    def step(self, draw: float, start: float, end: float) -> None:
-        """`draw` from start to end; idle before."""
-        for level, until in ((IDLE_DRAW, start), (draw, end)):
-            if until > self._at:
-                self.drawn = level + (self.drawn - level) * math.exp((self._at - until) / CAP_WINDOW_S)
-                self._at = until
-
-
 class _ApiLoop:
     """The API server's one event loop: every token of a step is an event of event_s. A loop that has not finished
     with a step when the next one's tokens come is saturated: vLLM then merges a request's tokens into one event, so it
@@ -269,6 +111,12 @@ class _ApiLoop:
         return 0.0
 
 
+def _result(clients: Clients, wall_s: float, gauge: list[tuple[float, int, int]], **more: Any) -> Result:
+    start, end, tokens, complete = clients.window()
+    running, waiting = _time_means(gauge, start, end)
+    return Result(clients.measured, (start, end), wall_s, running, waiting, tokens, complete=complete, **more)
+
+
 def _time_means(gauge: list[tuple[float, int, int]], start: float, end: float) -> tuple[float, float]:
     """Means over [start, end] of two step functions given as (since, value, value)."""
     if end <= start:
@@ -289,14 +137,14 @@ def simulate(config: SchedulerConfig, times: StepTimes, load: Load, *, skip: boo
     for p in load.prompts:
         if -(-(p.prompt_tokens + p.output_tokens - 1) // config.block_size) > config.kv_blocks:
             raise ValueError("a request needs more KV blocks than there are")
-    clients, scheduler, depth = _Clients(load), Scheduler(config), config.depth
+    clients, scheduler, depth = Clients(load), Scheduler(config), config.depth
     queue: deque[tuple[Step, float]] = deque()
     ready: list[tuple[float, int, Request]] = []  # requests past the front end
     entries: list[LogEntry] = []
     gauge = [(0.0, 0, 0)]
     waited: set[int] = set()
     frontend_free = now = gpu_free = 0.0
-    power = _Power()
+    power = Power()
     frontend, due, loop, prepare = times.frontend, clients.due, _ApiLoop(times.event_s), times.prepare_s
 
     while not clients.over and now <= load.max_seconds:
@@ -380,7 +228,7 @@ def simulate(config: SchedulerConfig, times: StepTimes, load: Load, *, skip: boo
         running, waiting = len(scheduler.running), len(scheduler.waiting)
         if (running, waiting) != gauge[-1][1:]:
             gauge.append((now, running, waiting))
-    return clients.result(min(now, load.max_seconds), gauge, preemptions=scheduler.preemptions, log=entries)
+    return _result(clients, min(now, load.max_seconds), gauge, preemptions=scheduler.preemptions, log=entries)
 
 
 def _sum(steps: int, first: float, grow: float) -> float:
@@ -418,7 +266,7 @@ class ServiceTimes(Protocol):
 
 def simulate_naive(times: ServiceTimes, load: Load) -> Result:
     """One request at a time, first come first served. Open loop with equal requests: an M/D/1 queue."""
-    clients, gauge, free = _Clients(load), [(0.0, 1, 0)], 0.0
+    clients, gauge, free = Clients(load), [(0.0, 1, 0)], 0.0
     cost: dict[tuple[int, int], tuple[float, float, float]] = {}
     while not clients.over and clients.due:
         sent, _, r = heapq.heappop(clients.due)
@@ -435,4 +283,4 @@ def simulate_naive(times: ServiceTimes, load: Load) -> Result:
             free = load.max_seconds
             break
         clients.done(r, free)
-    return clients.result(free, gauge)
+    return _result(clients, free, gauge)

@@ -19,120 +19,16 @@ rest run into the board's power cap (capped_loss). Found on the H200 run of 2026
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from .hardware import Gpu
 from .model import ModelShape
-from .parallel import Layout
+from .parallel import ALONE, Layout
+from .power import draw, throttled
 from .scheduler import Step
 
-
-@dataclass(frozen=True)
-class Prior:
-    """What is believed of a constant before any measurement: mean, sd, hard bounds, and why."""
-
-    value: float
-    sd: float
-    low: float
-    high: float
-    why: str
-    unit: str = ""
-
-
-# what launching takes varies by so much from minute to minute (relative sd; the naive server's TPOT and vLLM's steps
-# beyond their graphs over the points of the H200 run of 2026-11-29)
-HOST_NOISE = 0.18
 # of what the front end takes a prompt token, the part that falls after the engine's first token: on the H200 run of
 # 2026-11-29 the first event of a 16,384-token prompt came 13 ms late, its second token right behind it
 FIRST_EVENT_SHARE = 0.6
-# Board power as a share of its cap: idle, and what streaming at full rate, GEMMs and attention add; found on the H200's
-# NVML series (485 W decoding one sequence, 700 to 740 W in lone prefills, 690 W without rest). A lone prefill may
-# overshoot the cap; averaged over CAP_WINDOW_S it may not, and clocks fall from CAP_FROM on: see capped_loss.
-IDLE_DRAW, STREAM_DRAW, GEMM_DRAW, ATTENTION_DRAW = 0.25, 0.58, 0.80, 0.62
-CAP_FROM, CAP_FULL, CAP_WINDOW_S = 0.93, 1.03, 0.5
-ALONE = Layout()
-BOTH_TABLES = "chosen with both public tables (A40, A100) in view"
-
-
-def vllm_priors(
-    shape: ModelShape, gpu: Gpu, facts: Mapping[str, object] | None = None, layout: Layout = ALONE
-) -> dict[str, Prior]:
-    """One set for all GPUs; a constant depends on the GPU only through its generation and attention backend."""
-    talk = "of the link's rate, in large all-reduces (see parallel)"
-    links = {"link_share": Prior(layout.link_share(gpu), 0.12, 0.1, 1.0, talk)} if layout.gpus > layout.data else {}
-    if gpu.is_cpu:
-        return _cpu_vllm_priors(shape) | links
-    facts = facts or {}
-    backend = str(facts.get("attention_backend") or gpu.attention_backend).upper()
-    tiled = "FLASH_ATTN" in backend and "3" not in backend and gpu.generation not in ("hopper", "blackwell")
-    tile = f"FlashAttention-2 fills a 64-row tile a decode token, at part of a prompt's efficiency; {BOTH_TABLES}"
-    packed = "FlashAttention-3, FlashInfer and Triton pack a group's query heads in mixed steps too"
-    # 11 kernels a layer; quantizing activations adds the input of O and what no norm or activation can be fused with
-    eight_bit = shape.activation_quantization_bytes > 0
-    kernels = (11 + 2 * eight_bit + 2 * (layout.tensor > 1)) / 11  # tensor parallel: two all-reduces
-    gemm = "large GEMMs under a power cap reach 55–85 % of dense peak"
-    if eight_bit:
-        gemm = "8-bit GEMMs with a scale a token; aiconfigurator's H200 measurements save 15 ms of 40 for 2,048 tokens"
-    layer_s = kernels * {"hopper": 35e-6, "blackwell": 30e-6, "ada": 55e-6}.get(gpu.generation, 65e-6)
-    host = 0.0004 + shape.layers * layer_s
-    eager = "a layer's kernels one by one: the host's speed, not the GPU's; an H200's took 0.5 to 1 ms"
-    piecewise = "the attention is launched as ever, the rest as one graph a layer; an H200's 128-token prompts"
-    cap = "prefills that never rest run at 1,520 MHz, lone ones at 1,800: 7 to 8 % slower on the H200 at C = 16 to 128"
-    prepare = "schedule, inputs, replay of a graph; from an H200 run's gap between a long launch and its first token"
-    event = "detokenizing, JSON and a write a token on the API server's one loop; an H200 run's 13,000 events/s"
-    return {
-        "bandwidth_share": Prior(0.80, 0.05, 0.5, 0.95, "streaming kernels reach 75–92 % of the datasheet's bandwidth"),
-        "matmul_share": Prior(0.57 if eight_bit else 0.70, 0.10, 0.25, 0.95, gemm),
-        "overlap_loss": Prior(0.30, 0.10, 0.0, 1.0, f"the shorter of reads and GEMM not hidden; {BOTH_TABLES}"),
-        "attention_share": Prior(0.45, 0.10, 0.1, 0.8, "FlashAttention's causal prefill reaches 40–60 % of dense peak"),
-        "mixed_rows": Prior(90, 10, 16, 128, tile) if tiled else Prior(1.2, 0.4, 1, 8, packed),
-        "host_s": Prior(host, 0.3 * host, 0.0, 5 * host, "sampling, and ramps and tails of a layer's kernels", "s"),
-        "layer_launch_s": Prior(0.00077 * kernels, 0.00018, 5e-5, 0.005, eager, "s"),
-        "piecewise_share": Prior(0.40, 0.12, 0.1, 1.0, piecewise),
-        "prepare_s": Prior(0.0026, 0.0006, 2e-4, 0.02, prepare, "s"),
-        "capped_loss": Prior(*((0.075, 0.02) if gpu.generation == "hopper" else (0.0, 0.01)), 0.0, 0.3, cap),
-        "host_per_sequence_s": Prior(5e-6, 3e-6, 0.0, 1e-4, "scheduling and output handling a running request", "s"),
-        "frontend_request_s": Prior(0.004, 0.003, 0.0, 0.1, "HTTP, JSON and the way through the engine's queues", "s"),
-        "frontend_token_s": Prior(1.5e-6, 1.5e-6, 0.0, 3e-5, "parsing, validating and hashing prompt tokens", "s"),
-        "frontend_event_s": Prior(75e-6, 25e-6, 0.0, 1e-3, event, "s"),
-        **links,
-    }
-
-
-def _cpu_vllm_priors(shape: ModelShape) -> dict[str, Prior]:
-    host, shared = 0.002 + 0.0004 * shape.layers, "engine and client share the cores"
-    return {
-        "bandwidth_share": Prior(0.6, 0.2, 0.1, 1.0, f"of a measured copy; {shared}"),
-        "matmul_share": Prior(0.3, 0.12, 0.01, 0.9, f"of cores × clock × vector width; {shared}"),
-        "overlap_loss": Prior(0.8, 0.2, 0.0, 1.0, "a CPU core waits for its loads"),
-        "attention_share": Prior(0.12, 0.06, 0.002, 0.6, "CPU attention kernels"),
-        "mixed_rows": Prior(1.5, 0.5, 1, 16, "no query tiles"),
-        "decode_rows": Prior(6, 4, 0, 64, "one query token fills no vector unit; of a prompt token's time"),
-        "host_s": Prior(host, 0.5 * host, 0.0, 0.2, "eager PyTorch: Python and small operators a layer", "s"),
-        "host_per_sequence_s": Prior(1e-4, 8e-5, 0.0, 5e-3, f"scheduling, detokenizing, streaming; {shared}", "s"),
-        "frontend_request_s": Prior(0.010, 0.006, 0.0, 0.2, "HTTP, JSON and the way through the engine's queues", "s"),
-        "frontend_token_s": Prior(2e-6, 1.5e-6, 0.0, 1e-4, "parsing, validating and hashing prompt tokens", "s"),
-    }
-
-
-def naive_priors(shape: ModelShape, gpu: Gpu) -> dict[str, Prior]:
-    """Transformers' eager loop: launch-bound where the GPU is fast, so a decode step is max(GPU, layers × launches); a
-    CPU does one after the other."""
-    cpu, copy, cores = gpu.is_cpu, "of a measured copy", "of cores × clock × vector width"
-    launch = 0.0010 if cpu else 0.00085
-    row = "one query token in PyTorch's CPU attention kernel, of a prompt token's time; it, not torch.cat, grows TPOT"
-    return {
-        **({"decode_rows": Prior(14, 8, 0, 100, row)} if cpu else {}),
-        "bandwidth_share": Prior(0.6, 0.2, 0.1, 1.0, copy) if cpu else Prior(0.80, 0.05, 0.5, 0.95, "as for vLLM"),
-        "matmul_share": Prior(0.25, 0.12, 0.01, 0.9, cores) if cpu else Prior(0.66, 0.10, 0.2, 0.95, "unfused GEMMs"),
-        "overlap_loss": Prior(0.8 if cpu else 0.3, 0.2 if cpu else 0.1, 0.0, 1.0, "as for vLLM"),
-        "attention_share": Prior(0.08, 0.05, 0.002, 0.6, "on a CPU") if cpu else Prior(0.4, 0.12, 0.05, 0.8, "SDPA"),
-        "layer_launch_s": Prior(launch, 0.3 * launch, 5e-5, 0.01, "about 20 kernels and their Python a layer", "s"),
-        "host_s": Prior(0.0015, 0.001, 0.0, 0.05, "sampling, streaming, the event loop", "s"),
-        "kv_recopy": Prior(3.0, 0.3, 1.0, 5.0, "the growing cache is read, written and read again (post 2)"),
-        "frontend_request_s": Prior(0.004, 0.003, 0.0, 0.1, "HTTP and JSON", "s"),
-        "frontend_token_s": Prior(1e-6, 1e-6, 0.0, 3e-5, "parsing prompt tokens", "s"),
-    }
 
 
 class _Model:
@@ -176,7 +72,7 @@ class _Model:
 
 
 class VllmTimes(_Model):
-    """Step times of vLLM for given constants (see vllm_priors). Implements simulation.StepTimes.
+    """Step times of vLLM for given constants (see priors). Implements simulation.StepTimes.
 
     shape: the whole model's. layout: how it is spread over GPUs; a step passes all stages of a pipeline.
     captured_tokens: the largest step that CUDA graphs were captured for, 0 without graphs (eager mode).
@@ -243,11 +139,11 @@ class VllmTimes(_Model):
         """Board power of a pure decode step, as a share of its cap."""
         read = self.weights_s + self._attended(decodes, kv_tokens) * self.kv_token_s
         compute = decodes * (self.token_s + self.sample_s)
-        return IDLE_DRAW + (STREAM_DRAW * read + GEMM_DRAW * compute) / seconds
+        return draw(read, compute, 0.0, seconds)
 
     def slowdown(self, drawn: float) -> float:
         """By how much a step that prefills is slower where `drawn` of the power cap was drawn of late."""
-        return 1 + self.capped_loss * min(max((drawn - CAP_FROM) / (CAP_FULL - CAP_FROM), 0.0), 1.0)
+        return 1 + self.capped_loss * throttled(drawn)
 
     def mixed(self, step: Step) -> tuple[float, float]:
         """(seconds, board power as a share of its cap) of a step that prefills and may decode, on a rested GPU."""
@@ -263,8 +159,7 @@ class VllmTimes(_Model):
         if not samples:
             seconds /= self.overlap  # the next chunk enters the pipeline when this one has left the first stage
         read = self.weights_s + attended * self.kv_token_s
-        energy = STREAM_DRAW * read + GEMM_DRAW * compute + ATTENTION_DRAW * attention
-        return seconds, IDLE_DRAW + energy / seconds
+        return seconds, draw(read, compute, attention, seconds)
 
     def _attended(self, decodes: int, kv_tokens: float) -> float:
         if not decodes or self.shape.sliding_window is None:
@@ -338,7 +233,7 @@ class VllmTimes(_Model):
 
 
 class NaiveTimes(_Model):
-    """The naive server for given constants (see naive_priors): batch 1, eager, the KV cache recopied every token."""
+    """The naive server for given constants (see priors): batch 1, eager, the KV cache recopied every token."""
 
     def __init__(self, shape: ModelShape, gpu: Gpu, constants: Mapping[str, float]) -> None:
         super().__init__(shape, gpu, constants)
