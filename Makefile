@@ -57,8 +57,9 @@ audit: $(READY)  ## known vulnerabilities of the locked packages, where pip-audi
 		2>/dev/null || { echo "audit: pip-audit cannot be installed here, nothing was audited" >&2; exit 1; }
 	@$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip -r $(LOCK)
 
-lab: $(READY)  ## JupyterLab on this machine, with a token
-	@$(BIN)/jupyter lab --ip=127.0.0.1 $$([ "$$(id -u)" != 0 ] || echo --allow-root) notebooks
+lab: $(READY)  ## JupyterLab on this machine, with a token; it opens at notebooks/README.md
+	@$(BIN)/jupyter lab --ip=127.0.0.1 --ServerApp.root_dir='$(CURDIR)' --LabApp.default_url=/lab/tree/notebooks/README.md \
+		--LabApp.app_settings_dir='$(CURDIR)/lib/servebook/lab/settings' $$([ "$$(id -u)" != 0 ] || echo --allow-root) $(LAB)
 
 lock: $(READY)  ## resolve requirements/*.in again into *.lock
 	@$(BIN)/python requirements/lock.py cpu

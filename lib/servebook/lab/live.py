@@ -117,7 +117,9 @@ class Follower:
 
     def _complete(self, spec: PointSpec) -> bool:
         if spec.point not in self._points and (point := self._stored(spec)):
-            if spec.point in self._old and (self._rows_path(spec).stat().st_mtime < time.time() - (time.monotonic() - self.began)):
+            if spec.point in self._old and (
+                self._rows_path(spec).stat().st_mtime < time.time() - (time.monotonic() - self.began)
+            ):
                 return False
             self._points[spec.point] = {m: point.get(m.replace("_s", "_mean_s")) for m in METRICS}
         return spec.point in self._points

@@ -15,7 +15,9 @@ _LAB = {
     "paper": "--jp-layout-color0", "ink": "--jp-content-font-color1", "muted": "--jp-content-font-color2",
     "grid": "--jp-border-color2", "band": "--jp-layout-color2",
 }  # fmt: skip
-_LIGHT = "".join(f"--{n}:var({_LAB[n]},{light});" if n in _LAB else f"--{n}:{light};" for n, light in style.LIGHT.items())
+_LIGHT = "".join(
+    f"--{n}:var({_LAB[n]},{light});" if n in _LAB else f"--{n}:{light};" for n, light in style.LIGHT.items()
+)
 _DARK = "".join(f"--{n}:{dark};" for n, (_, dark) in style.COLOURS.items() if n not in _LAB)
 STYLE = (
     "<style>"
@@ -66,7 +68,10 @@ def text(value: object) -> str:
 
 def tiles(values: Iterable[tuple[str, str, str]]) -> str:
     """Figures in a row: (what, value, what stands under it)."""
-    cells = (f"<div>{text(what)}<b>{text(value)}</b><small>{text(under) or '&nbsp;'}</small></div>" for what, value, under in values)
+    cells = (
+        f"<div>{text(what)}<b>{text(value)}</b><small>{text(under) or '&nbsp;'}</small></div>"
+        for what, value, under in values
+    )
     return f'<div class="tiles">{"".join(cells)}</div>'
 
 
@@ -84,7 +89,9 @@ def table(caption: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> s
     """A small table of text; the first column names the rows."""
     top = "".join(f'<th scope="col">{text(h)}</th>' for h in head)
     body = "".join(
-        "<tr>" + "".join(f'<th scope="row">{text(c)}</th>' if i == 0 else f"<td>{text(c)}</td>" for i, c in enumerate(row)) + "</tr>"
+        "<tr>"
+        + "".join(f'<th scope="row">{text(c)}</th>' if i == 0 else f"<td>{text(c)}</td>" for i, c in enumerate(row))
+        + "</tr>"
         for row in rows
     )
     return f"<table><caption>{text(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"

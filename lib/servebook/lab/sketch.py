@@ -29,7 +29,10 @@ def progress(follower: Follower, state: State, lines: Sequence[str]) -> look.Sho
     now = _now(follower, state)
     plots = "".join(_plot(follower, state, metric) for metric in NAMES)
     told = "".join(f'<p class="soft">{look.text(line)}</p>' for line in lines)
-    return look.page([f"<p><b>{look.text(head)}</b></p>", bar, f"<p>{look.text(now)}</p>", f'<div class="pair">{plots}</div>', told], head)
+    return look.page(
+        [f"<p><b>{look.text(head)}</b></p>", bar, f"<p>{look.text(now)}</p>", f'<div class="pair">{plots}</div>', told],
+        head,
+    )
 
 
 def _now(follower: Follower, state: State) -> str:
@@ -40,7 +43,9 @@ def _now(follower: Follower, state: State) -> str:
     for metric, name in NAMES.items():
         if (value := state.means.get(metric)) is not None:
             predicted = (said.get(metric) or {}).get("value")
-            parts.append(f"{name} {words.seconds(value)}" + (f" (predicted {words.seconds(predicted)})" if predicted else ""))
+            parts.append(
+                f"{name} {words.seconds(value)}" + (f" (predicted {words.seconds(predicted)})" if predicted else "")
+            )
     phase = "warming up" if state.warm else "so far"
     status = state.said.rpartition(": ")[2]
     return f"{_name(state.now)}, {phase}: {', '.join(parts) or 'no answer yet'}; {status}"
@@ -49,7 +54,11 @@ def _now(follower: Follower, state: State) -> str:
 def _name(spec: PointSpec) -> str:
     if spec.rate_per_s is not None:
         return f"{spec.rate_per_s:g} requests/s"
-    return f"{spec.prompt_tokens:,} prompt tokens" if spec.kind in ("prompt_length", "calibration") else f"C = {spec.concurrency}"
+    return (
+        f"{spec.prompt_tokens:,} prompt tokens"
+        if spec.kind in ("prompt_length", "calibration")
+        else f"C = {spec.concurrency}"
+    )
 
 
 def _tick(spec: PointSpec) -> str:
@@ -83,7 +92,9 @@ def _plot(follower: Follower, state: State, metric: str) -> str:
 
     said.sort()
     seen.sort()
-    band = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in [(r[0], r[2]) for r in said] + [(r[0], r[3]) for r in said[::-1]])
+    band = " ".join(
+        f"{x(i):.1f},{y(v):.1f}" for i, v in [(r[0], r[2]) for r in said] + [(r[0], r[3]) for r in said[::-1]]
+    )
     dashed = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v, *_ in said)
     solid = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in seen)
     colour = "var(--e0)" if follower.engine in ("hf", "naive") else "var(--e1)"

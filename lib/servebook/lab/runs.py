@@ -1,0 +1,108 @@
+"""Runs to lay beside a prediction: own ones, the reference runs, and points that others published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from .. import params, points, predict_cli, results
+from ..book import ROOT, Book, outputs_folder
+from ..errors import ServebookError
+from ..hardware import Gpu, resolve
+from ..model import ModelShape, load_shape
+
+RATES = ("ttft_mean_s", "tpot_mean_s")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A stored run: its parameters, hardware, what its engines said of themselves, and its measured points."""
+
+    name: str
+    params: params.RunParams
+    base: Path  # where relative paths in params start from
+    shape: ModelShape
+    gpu: Gpu
+    facts: Mapping[str, Mapping[str, Any]]
+    points: list[dict[str, Any]] = field(repr=False)
+    published: bool = False
+
+    def alone(self, engine: str) -> list[dict[str, Any]]:
+        """The points at C = 1 that a prediction of the engine may learn from, one a pair of lengths."""
+        own = [p for p in self.points if p["engine"] == engine]
+        if not self.published:
+            return [p for p in own if p["sweep"] == points.CALIBRATION]
+        return list({(p["prompt_tokens"], p["output_tokens"]): p for p in own if p.get("concurrency") == 1}.values())
+
+    def sweeps(self, engine: str) -> list[str]:
+        """Sweeps over concurrency, prompt length or rate that hold a point of the engine."""
+        own = {p["sweep"] for p in self.points if p["engine"] == engine} - {points.CALIBRATION}
+        order = list(self.params.sweeps)
+        return sorted(own, key=lambda name: (order.index(name) if name in order else len(order), name))
+
+    def sweep(self, engine: str, name: str) -> list[dict[str, Any]]:
+        """A sweep's measured points on an engine; repeated prompts are left out, for they measure the prefix cache."""
+        return [
+            p for p in self.points
+            if (p["engine"], p["sweep"]) == (engine, name) and not str(p["point"]).startswith("same-")
+        ]  # fmt: skip
+
+
+def names() -> dict[str, Path]:
+    """Every run that can be laid beside a prediction, by the name that `load` takes: folders and published CSVs."""
+    found: dict[str, Path] = {}
+    for folder in sorted(outputs_folder().glob("*/params.yaml")):
+        found[folder.parent.name] = folder.parent
+    for folder in sorted((ROOT / "outputs" / "reference").glob("*/params.yaml")):
+        found.setdefault(f"{folder.parent.name} (reference)", folder.parent)
+    for csv in sorted((ROOT / "outputs" / "published").glob("*.csv")):
+        if csv.with_name(f"{csv.stem}.facts.json").exists():
+            found[f"{csv.stem} (published)"] = csv
+    return {
+        name: path for name, path in found.items() if path.suffix == ".csv" or any(path.glob("requests/*/*/*.json"))
+    }
+
+
+def load(name: str) -> Run:
+    """A run by its name (see names; without the bracket it is found too), its folder, or a CSV of measured points.
+
+    Raises ServebookError for a name that no run has and for a folder that holds none.
+    """
+    known = names()
+    path = known.get(name) or next((p for n, p in known.items() if n.partition(" (")[0] == name), None)
+    path = path or Path(name).expanduser()
+    if not path.exists():
+        raise ServebookError(f"no run {name!r}", "run", f"There are: {', '.join(known) or 'none yet'}")
+    label = next((n for n, p in known.items() if p == path), path.stem)
+    return _published(path, label) if path.suffix == ".csv" else _stored(path, label, _stamp(path))
+
+
+def _stamp(folder: Path) -> int:
+    """Changes when a point is added, so that a run that is still measuring is read again."""
+    return max((d.stat().st_mtime_ns for d in folder.glob("requests/*/*")), default=0)
+
+
+@lru_cache(maxsize=16)
+def _stored(folder: Path, label: str, stamp: int) -> Run:
+    book = Book.at(folder)
+    facts = {name: book.facts(name) for name in book.params.engines}
+    return Run(label, book.params, folder, book.shape, book.gpu, facts, results.read_points(folder))
+
+
+@lru_cache(maxsize=16)
+def _published(csv: Path, label: str) -> Run:
+    measured, facts = predict_cli.read_published(csv)
+    file = ROOT / "params" / f"{csv.stem}.yaml"
+    run_params = params.load(file)
+    shape = load_shape(run_params.model, file.parent)
+    # post 2's points carry no TTFT or TPOT where none was printed: such a point teaches nothing
+    for p in measured:
+        p.update({k: p.get(k) for k in RATES})
+    engines = facts.get("engines", facts)
+    return Run(label, run_params, file.parent, shape, resolve(run_params.hardware), engines, measured, published=True)
+
+
+__all__ = ["Run", "load", "names"]
