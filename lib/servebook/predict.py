@@ -23,6 +23,7 @@ from .model import ModelShape
 from .params import ArrivalRateSweep, BatchingEngine, Load, NaiveEngine, RunParams
 from .points import PointSpec, RepeatedPoint
 from .priors import HOST_NOISE
+from .simulation import Result
 
 __all__ = ["Forecaster", "capacity_in_ink", "freeze", "predict_published", "predict_run"]
 
@@ -68,48 +69,17 @@ class Forecaster:
         if refusal:
             return out | {"metrics": {}, "wall_s": 0.0, "breakdown": {}, "fits": False, "note": refusal}
         scenario = Scenario(self.server, spec, self.load, hit_share, self.running_gauge, cached_prompts)
-        c = spec.concurrency or 1
-        few = whole_rounds(40, spec.concurrency)
-        count: int | None = whole_rounds(max(120, 3 * c), spec.concurrency)
-        if spec.rate_per_s is not None:
-            few, count = self.load.max_requests, max(self.load.max_requests, OPEN_REQUESTS)
-        first = scenario.simulate(self.best, SEEDS[0], None if spec.fixed_requests else count, log=True)
-        expected = int(scenario.summarize(first, self.best).requests)
-        if spec.fixed_requests:
-            count = None
-        elif spec.concurrency and (cached_prompts or expected < (count or 0)):
-            # as many rounds as the client has time for: the first differ from those that follow, and which requests
-            # find their prompts in the cache depends on how many there are
-            few = count = max(expected // c, 1) * c
-            first = scenario.simulate(self.best, SEEDS[0], count, log=True)
+        count, few, first, expected = self._requests(scenario)
         even = len(scenario.groups) == 1
         outcomes = [scenario.summarize(first, self.best)] if even else [scenario.outcome(self.best, SEEDS[0], count)]
         outcomes += [scenario.outcome(self.best, seed, count) for seed in SEEDS[1:]]
         central = average(outcomes)
         if spec.rate_per_s is not None:
             # a simulated window happens to hold more or fewer arrivals than the rate asks for
-            share = spec.rate_per_s / central.request_rate_per_s
-            central = replace(
-                central, request_rate_per_s=spec.rate_per_s, output_tok_per_s=central.output_tok_per_s * share
-            )
+            tokens = central.output_tok_per_s * spec.rate_per_s / central.request_rate_per_s
+            central = replace(central, request_rate_per_s=spec.rate_per_s, output_tok_per_s=tokens)
         drawn = [scenario.outcome(t, 100 + i, few) for i, t in enumerate(self._drawn)]
         parts = explain.breakdown(scenario, self.best, central, first)
-        notes = [*self.server.notes]
-        limit = self.load.max_seconds
-        if spec.concurrency and not spec.fixed_requests and expected < c:
-            # clients move in waves: the next round ends as a whole, or not at all
-            needed = first.window[0] + c / central.request_rate_per_s
-            takes = f"max_seconds ({limit:g} s), only in {needed:.0f} s"
-            notes.append(f"no measured round of all {c} clients ends in {takes}")
-        elif central.window_s >= limit:
-            notes.append(f"cut off at max_seconds ({limit:g} s)")
-        if central.preemptions:
-            notes.append("the KV pool overflows: requests are preempted and recomputed")
-        elif spec.concurrency and spec.concurrency > central.running_mean * 1.5 and not self.server.naive:
-            notes.append(f"only {central.running_mean:.0f} of {spec.concurrency} requests run at a time")
-        if cached_prompts:
-            found = sum(r.id < cached_prompts for r in first.requests) / max(len(first.requests), 1)
-            notes.append(f"{found:.0%} of its prompts are expected in the prefix cache")
         return out | {
             "metrics": {m: self._interval(m, getattr(central, m), drawn, spec) for m in Outcome.METRICS},
             "ttft_p99_s": central.ttft_p99_s,
@@ -118,8 +88,46 @@ class Forecaster:
             "breakdown": parts,
             "waterfall": [list(step) for step in explain.waterfall(self.best, parts["tpot_s"])],
             "fits": True,
-            "note": "; ".join(notes) or None,
+            "note": "; ".join(self._notes(scenario, central, first, expected)) or None,
         }
+
+    def _requests(self, scenario: Scenario) -> tuple[int | None, int, Result, int]:
+        """(requests to simulate for the value, None: as many as the point says; for each drawn outcome; the first seed's
+        result; requests that the client will measure)"""
+        spec, c = scenario.spec, scenario.spec.concurrency or 1
+        few, count = whole_rounds(40, spec.concurrency), whole_rounds(max(120, 3 * c), spec.concurrency)
+        if spec.rate_per_s is not None:
+            few, count = self.load.max_requests, max(self.load.max_requests, OPEN_REQUESTS)
+        first = scenario.simulate(self.best, SEEDS[0], None if spec.fixed_requests else count, log=True)
+        expected = int(scenario.summarize(first, self.best).requests)
+        if spec.fixed_requests:
+            return None, few, first, expected
+        if spec.concurrency and (scenario.cached_prompts or expected < count):
+            # as many rounds as the client has time for: the first differ from those that follow, and which requests
+            # find their prompts in the cache depends on how many there are
+            few = count = max(expected // c, 1) * c
+            first = scenario.simulate(self.best, SEEDS[0], count, log=True)
+        return count, few, first, expected
+
+    def _notes(self, scenario: Scenario, central: Outcome, first: Result, expected: int) -> list[str]:
+        """What a reader of the point should know."""
+        notes, spec, limit = [*self.server.notes], scenario.spec, self.load.max_seconds
+        c = spec.concurrency
+        if c and not spec.fixed_requests and expected < c:
+            # clients move in waves: the next round ends as a whole, or not at all
+            needed = first.window[0] + c / central.request_rate_per_s
+            takes = f"max_seconds ({limit:g} s), only in {needed:.0f} s"
+            notes.append(f"no measured round of all {c} clients ends in {takes}")
+        elif central.window_s >= limit:
+            notes.append(f"cut off at max_seconds ({limit:g} s)")
+        if central.preemptions:
+            notes.append("the KV pool overflows: requests are preempted and recomputed")
+        elif c and c > central.running_mean * 1.5 and not self.server.naive:
+            notes.append(f"only {central.running_mean:.0f} of {c} requests run at a time")
+        if scenario.cached_prompts:
+            found = sum(r.id < scenario.cached_prompts for r in first.requests) / max(len(first.requests), 1)
+            notes.append(f"{found:.0%} of its prompts are expected in the prefix cache")
+        return notes
 
     def _interval(self, metric: str, value: float, drawn: Sequence[Outcome], spec: PointSpec) -> dict[str, float]:
         values = [v for o in drawn if (v := getattr(o, metric)) > 0 and math.isfinite(v)]
