@@ -102,6 +102,7 @@ def test_a_server_may_name_its_model_itself_and_have_no_health_page(tmp_path: Pa
         (["serve", "{port}", "{max_num_seqs}"], r"{max_num_seqs} has no value. Set max_num_seqs beside it"),
         (["serve"], r"engines.far.command: names no {port}. Pass {port}"),
         (["no-such-program-4711", "{port}"], r"engines.far: ended at start .*cannot start no-such-program-4711"),
+        (["python", "-m", "no_such_4711", "{port}"], r"ended at start .*No module named no_such_4711. Install it, or"),
     ],
 )
 def test_a_command_that_cannot_be_meant(tmp_path: Path, command: list[str], said: str) -> None:

@@ -33,10 +33,11 @@ FIXES = (
     ("is greater than the derived max_model_len", "Lower max_model_len to the model's own context"),
     ("allowed NUMA nodes", "Give the engine env: {VLLM_CPU_OMP_THREADS_BIND: '0|1'}, each worker's cores"),
     ("address already in use", "Leave the engine's port out: a free one is found"),
-    ("unrecognized arguments", "Remove the flag from the engine's extra_args: this vLLM does not know it"),
+    ("unrecognized arguments", "Remove the flag from the engine's extra_args or command: this version lacks it"),
     ("offline mode is enabled", "Download the model first, or unset HF_HUB_OFFLINE"),
     ("401 Client Error", "The model is gated: accept its terms on the Hub and log in with `hf auth login`"),
     ("not a valid model identifier", "Check the model's name, or log in for a gated one"),
+    ("No module named", "Install it, or give the full path of the python that has it as the command's first word"),
     ("cannot find -lcuda", "Install the driver's development files or add its folder to LIBRARY_PATH"),
     ("Python.h", "Install the Python headers (python3-dev): a kernel is compiled at start"),
 )  # fmt: skip
