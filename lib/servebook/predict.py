@@ -92,8 +92,8 @@ class Forecaster:
         }
 
     def _requests(self, scenario: Scenario) -> tuple[int | None, int, Result, int]:
-        """(requests to simulate for the value, None: as many as the point says; for each drawn outcome; the first seed's
-        result; requests that the client will measure)"""
+        """(requests to simulate for the value, None: as many as the point says; those for a drawn outcome; the first
+        seed's result; requests that the client will measure)"""
         spec, c = scenario.spec, scenario.spec.concurrency or 1
         few, count = whole_rounds(40, spec.concurrency), whole_rounds(max(120, 3 * c), spec.concurrency)
         if spec.rate_per_s is not None:
