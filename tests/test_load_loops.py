@@ -209,6 +209,19 @@ def test_an_open_loop_counts_latency_from_the_scheduled_time_and_publishes_its_l
     assert all(r["ttft_s"] == pytest.approx(r["first_s"] - r["scheduled_s"], abs=2e-6) for r in rows if r["ok"])
 
 
+def test_a_request_leaves_before_the_next_ones_body_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = Bodies.__call__
+
+    def slowly(self: Bodies, *of: Any) -> bytes:
+        time.sleep(0.03)
+        return make(self, *of)
+
+    monkeypatch.setattr(Bodies, "__call__", slowly)
+    with serving(Behaviour(ttft_s=0.005, itl_s=0)) as server:
+        p = measure(server, arriving(15, "constant"), Rule(1, 15, 15, 0, 20))
+    assert p["schedule_lag_p50_s"] < 0.015
+
+
 def test_a_server_that_cannot_keep_up_is_saturated_and_its_slow_requests_are_not_left_out() -> None:
     # one at a time, 40 ms each, against 50 arrivals a second: the wait grows by 15 ms with every arrival
     with serving(Behaviour(ttft_s=0.01, itl_s=0.002, one_at_a_time=True)) as server:

@@ -132,12 +132,12 @@ class OpenLoop(Loop):
             # the loop's timer is coarse (1 ms in uvloop): sleep short of it, then yield until it is time
             if (wait := at - now() - 0.0013) > 0:
                 await asyncio.sleep(wait)
-            await asyncio.sleep(0)  # also when it is late: arrivals that outrun the client must not stop its loop
             while now() < at:
                 await asyncio.sleep(0)
             reply = Reply(index, *self.bodies.asked(index), scheduled=at)
             tracker.launched(reply)
             self._spawn(self._one(reply, body))
+            await asyncio.sleep(0)  # it leaves before the next body is made, also where arrivals outrun the client
         while tracker.in_flight:  # a replay has an end
             await asyncio.sleep(0.01)
         tracker.out_of_time("end of the replayed arrivals")
