@@ -100,6 +100,8 @@ def test_largest_misses_weigh_too_high_and_too_low_alike() -> None:
         ({"queue_s": 5.0, "prefill_s": 1.0}, "queue"),
         ({"ttft_s": {"queue_s": 5.0, "own_prefill_s": 1.0}, "tpot_s": {"host_s": 1.0}}, "queue"),
         ({"ttft_s": {"decodes_of_others_s": 0.2, "own_prefill_s": 0.1}}, "mixed step"),
+        ({"ttft_s": {"links_s": 0.2, "own_prefill_s": 0.1, "power_cap_s": 0.05}}, "links"),
+        ({"ttft_s": {"links_s": 0.1, "own_prefill_s": 0.08, "power_cap_s": 0.05}}, "compute"),
         ({"steps": 17}, "unknown"),
     ],
 )

@@ -35,7 +35,8 @@ REGIME_WORDS = {
     "mixed step": ("mixed", "of_others"),
     "host": ("host", "overhead", "front", "launch", "gap"),
     "memory": ("memory", "weight", "kv", "bytes", "bandwidth", "recopy"),
-    "compute": ("compute", "flop", "gemm", "prefill", "attention"),
+    "compute": ("compute", "flop", "gemm", "prefill", "attention", "power"),
+    "links": ("links",),
 }
 
 
@@ -95,7 +96,7 @@ def prediction_frame(predictions: Mapping[str, Any] | Iterable[Mapping[str, Any]
 
 
 def regime(breakdown: Mapping[str, Any], metric: str = "", output_tokens: int | None = None) -> str:
-    """What a prediction says the time of `metric` is bound by: queue, mixed step, host, memory or compute.
+    """What a prediction says the time of `metric` is bound by: queue, mixed step, host, memory, compute or links.
 
     breakdown: seconds by cause, or one such mapping a metric ({"ttft_s": {...}, "tpot_s": {...}}: request latency and
     the rates of whole requests take both, TPOT times the tokens after the first). The cause with the largest time

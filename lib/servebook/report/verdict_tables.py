@@ -11,6 +11,7 @@ from .markup import METRIC_NAMES, Format, Html, columns, esc, place, table, unit
 BOUND = {
     "compute": "where compute does", "memory": "where memory traffic does", "host": "where the host does",
     "queue": "where requests queue", "mixed step": "where decodes ride in mixed steps",
+    "links": "where GPUs wait for each other",
 }  # fmt: skip
 WHY = {
     "compute": "the time there is bound by compute",
@@ -18,6 +19,7 @@ WHY = {
     "host": "the time there is bound by the host",
     "queue": "most of the time there is queueing",
     "mixed step": "decode tokens there ride in mixed steps with prefill",
+    "links": "most of the time there goes to what the GPUs tell each other",
 }
 
 
