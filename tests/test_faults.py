@@ -1,7 +1,8 @@
 """The fault matrix (docs/faults.md): real processes, ended or starved in the middle of a run, and what is left then.
 
-Where the engine is not the subject, a mock server stands for it (kind openai); where it is, the naive server or vLLM
-with the tiny model. A run is one notebook of the pipeline.
+Where the engine is not the subject, a mock server stands for it: one that runs already (MOCK, a URL), or one that the
+run starts, owns and ends as any engine (OWNED, a command). Where it is, the naive server or vLLM with the tiny model.
+A run is one notebook of the pipeline.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 import psutil
 import pytest
 from mock_server import Behaviour, serving
-from servebook import results
+from servebook import pipeline, results
 from servebook.book import Book
 from servebook.errors import ServebookError
 from servebook.load import PointSpec, measure_point_sync
@@ -32,7 +33,7 @@ from servebook.params import Load, Slo
 from test_engines_process import gone
 
 ROOT = Path(__file__).parents[1]
-LOAD = "{warmup_requests: 1, min_requests: 8, max_requests: 40, min_seconds: 1.5, max_seconds: 4, jitter_s: 0.001}"
+LOAD = "{warmup_requests: 1, min_requests: 8, max_requests: 40, min_seconds: 1.0, max_seconds: 3, jitter_s: 0.001}"
 PARAMS = """
 run: r
 title: Faults
@@ -44,6 +45,8 @@ sweeps:
 load: {load}
 """
 NAIVE = "{kind: naive, device: cpu}"
+PROGRAM = [sys.executable, str(Path(__file__).with_name("mock_server.py")), "--port"]
+OWNED = f"{{kind: openai, command: {json.dumps([*PROGRAM, '{port}', 'ttft_s=0.02', 'itl_s=0.01'])}}}"
 VLLM = "{kind: vllm, enforce_eager: true, max_model_len: 512, max_num_seqs: 4, max_num_batched_tokens: 256}"
 
 
@@ -58,8 +61,7 @@ def mocked(*settings: str) -> Iterator[str]:
     """An engine's params: a server in a process of its own."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    program = [sys.executable, str(Path(__file__).with_name("mock_server.py")), "--port", str(port)]
-    server = subprocess.Popen([*program, "ttft_s=0.02", "itl_s=0.01", *settings], stdout=subprocess.DEVNULL)
+    server = subprocess.Popen([*PROGRAM, str(port), "ttft_s=0.02", "itl_s=0.01", *settings], stdout=subprocess.DEVNULL)
     try:
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
@@ -129,6 +131,10 @@ class Run:
     def points(self) -> list[str]:
         return [p["point"] for p in results.read_points(self.dir)]
 
+    def faults(self) -> list[str]:
+        lines = [line for line in self.said.splitlines() if line.startswith("servebook: ")]
+        return [line for line in lines if not line.startswith("servebook: warning: ")]
+
 
 def complete_rows(run_dir: Path, point: str) -> int:
     return len(results.read_rows(results.rows_path(run_dir, "short_prompts", "e", point)))
@@ -147,7 +153,7 @@ def test_a_killed_kernel_costs_its_point_and_the_notebook_is_run_again(tmp_path:
 
 
 def test_a_killed_pipeline_leaves_nothing_and_the_next_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    params = write_params(tmp_path, NAIVE)
+    params = write_params(tmp_path, OWNED)
     run = Run(params)
     rows = run.measuring("c0002")
     second = Run(params)  # two runs into one folder
@@ -162,27 +168,43 @@ def test_a_killed_pipeline_leaves_nothing_and_the_next_goes_on_where_it_stopped(
     assert (run.dir / "requests/short_prompts/e/c0001.json").read_bytes() == first
 
 
-@pytest.mark.parametrize("stage", ["starting", "measuring"])
-def test_ctrl_c_is_orderly_and_sigterm_the_same(tmp_path: Path, stage: str) -> None:
-    run = Run(write_params(tmp_path, NAIVE))
+@pytest.mark.parametrize(
+    ("stage", "sent"),
+    [
+        ("predicting", signal.SIGTERM),
+        ("starting", signal.SIGTERM),
+        ("measuring", signal.SIGINT),
+        ("measuring", signal.SIGHUP),
+        ("analysing", signal.SIGINT),
+    ],
+)
+def test_ctrl_c_sigterm_and_a_closed_terminal_are_orderly(tmp_path: Path, stage: str, sent: signal.Signals) -> None:
+    only = {"predicting": "01_prediction", "analysing": "07_analysis"}.get(stage, "03_short_prompts")
+    run = Run(write_params(tmp_path, NAIVE if stage == "starting" else OWNED), only=only)
     if stage == "starting":
         run.until((run.dir / "engines/e.json").exists)
-    else:
+    elif stage == "measuring":
         run.measuring("c0001")
-    run.process.send_signal(signal.SIGINT if stage == "measuring" else signal.SIGTERM)
+    else:
+        run.until(lambda: only in run.said)
+        time.sleep(1.0)  # its kernel is starting
+    run.process.send_signal(sent)
     assert run.end(40) == 130
     assert "Traceback" not in run.said and run.said.splitlines()[-1].startswith("servebook: interrupted")
-    record = json.loads((run.dir / "engines/e.json").read_text())
-    assert record["process"] is None
     assert json.loads((run.dir / "provenance.json").read_text())["sessions"][-1]["seconds"] is not None
+    if stage in ("starting", "measuring"):
+        assert json.loads((run.dir / "engines/e.json").read_text())["process"] is None
     if stage == "measuring":
         assert complete_rows(run.dir, "c0001") >= 1
+        assert [n["what"] for n in Book.at(run.dir).sessions.spent()] == ["starting", "lost", "ending"]
 
 
 def test_ctrl_c_twice_is_now(tmp_path: Path) -> None:
-    run = Run(write_params(tmp_path, NAIVE))
+    run = Run(write_params(tmp_path, OWNED))
     run.measuring("c0001")
-    server = next(p for p in run.processes() if "naive_server" in " ".join(p.cmdline()))
+    server = next(
+        p for p in run.processes() if "mock_server" in " ".join(p.cmdline()) and "guard" not in str(p.cmdline())
+    )
     server.suspend()  # would take the whole grace to end in order
     run.process.send_signal(signal.SIGINT)
     time.sleep(1.0)
@@ -196,12 +218,12 @@ def test_ctrl_c_twice_is_now(tmp_path: Path) -> None:
 def test_a_killed_server_costs_one_point_and_the_report_says_which(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run(write_params(tmp_path, NAIVE), only="short_prompts")
+    run = Run(write_params(tmp_path, OWNED), only="short_prompts")
     run.measuring("c0002")
     os.kill(json.loads((run.dir / "engines/e.json").read_text())["pid"], signal.SIGKILL)
     assert run.end() == 1
     assert run.points() == ["c0001", "c0004"]
-    fault = [line for line in run.said.splitlines() if line.startswith("servebook: ")]
+    fault = run.faults()
     assert len(fault) == 1 and "short_prompts, e: c0002 was not measured: e ended (SIGKILL" in fault[0]
     page = (run.dir / "report.html").read_text()
     assert "c0002 was not measured: e ended (SIGKILL" in page
@@ -249,7 +271,7 @@ def test_a_frozen_server_is_found_out_ended_and_started_again(
     from servebook.engines import base
 
     monkeypatch.setattr(base, "HEALTH_S", 2.0)
-    book = book_of(NAIVE)
+    book = book_of(OWNED)
     frozen: list[int] = []
     strike(book, "c0001", lambda pid: (frozen.append(pid), os.kill(pid, signal.SIGSTOP))[0])
     begun = time.monotonic()
@@ -260,6 +282,14 @@ def test_a_frozen_server_is_found_out_ended_and_started_again(
         "c0001 was not measured: e hangs: no answer from /health within 2 s"
         in book.ledger.faults("e", "short_prompts")[0]
     )
+
+
+def test_a_killed_naive_server_costs_one_point(book_of: Callable[..., Book]) -> None:
+    book = book_of(NAIVE, c="[1, 2]")
+    strike(book, "c0001", lambda pid: os.kill(pid, signal.SIGKILL))
+    book.measure("short_prompts", "e")
+    assert measured(book) == ["c0002"]
+    assert "c0001 was not measured: e ended (SIGKILL" in book.stopped()[0]["why"]
 
 
 @pytest.mark.engine
@@ -283,7 +313,7 @@ def test_a_killed_engine_core_and_a_killed_api_server_cost_a_point_each(book_of:
 
 
 def test_an_engine_that_fails_at_two_points_in_a_row_is_left(book_of: Callable[..., Book]) -> None:
-    book = book_of(NAIVE, c="[1, 2, 3, 4]")
+    book = book_of(OWNED, c="[1, 2, 3, 4]")
     for point in ("c0001", "c0002"):
         strike(book, point, lambda pid: os.kill(pid, signal.SIGKILL))
     book.measure("short_prompts", "e")
@@ -295,26 +325,23 @@ def test_an_engine_that_fails_at_two_points_in_a_row_is_left(book_of: Callable[.
 def test_an_engine_that_may_not_be_restarted_costs_the_rest_of_the_session(
     book_of: Callable[..., Book], tmp_path: Path
 ) -> None:
-    only_once = NAIVE.replace("}", ", restart_after_failure: false}")
-    params = write_params(tmp_path, only_once, c="[1, 2]")
-    text = params.read_text()
-    sweep = text.splitlines()[7].replace("short_prompts", "long_prompts").replace("[1, 2]", "[1]")
-    params.write_text(text.replace("\nload:", f"\n{sweep}\nload:"))
-    run = Run(params, only="")
-    run.measuring("c0001")
-    os.kill(json.loads((run.dir / "engines/e.json").read_text())["pid"], signal.SIGKILL)
-    assert run.end(180) == 1
-    assert run.points() == [] and "starting it again" not in run.said
-    faults = [line for line in run.said.splitlines() if line.startswith("servebook: ")]
-    assert len(faults) == 3 and "c0001 was not measured: e ended (SIGKILL" in faults[0], faults
-    assert all("is not started again (restart_after_failure: false)" in f for f in faults[1:])
-    page = (run.dir / "report.html").read_text()
-    assert "long_prompts, e: c0001 was not measured: e had failed and is not started again" in page
-    book = Book.open(params)
-    spec = book.specs("e", "short_prompts")[0]
-    assert "restart_after_failure" not in book.ledger.made_with(spec)["engine"], (
-        "the parameter alone re-measures nothing"
-    )
+    book = book_of(OWNED[:-1] + ", restart_after_failure: false}", c="[1, 2]")
+    other = {**book.params.sweeps, "long_prompts": book.params.sweeps["short_prompts"]}
+    book = Book(book.params.model_copy(update={"sweeps": other}), book.dir, book.base)
+    book.predict()
+    sweeps = [s for s in pipeline.steps(book.params, str(tmp_path / "r.yaml")) if s.sweep]
+    outcome, progress = pipeline.Outcome(), pipeline.Progress(book, len(sweeps))
+    book.begin_session(None)
+    strike(book, "c0001", lambda pid: os.kill(pid, signal.SIGKILL))
+    pipeline._execute(book, sweeps, progress, outcome)
+    progress.close()
+    assert measured(book) == [] and len(book.stopped()) == 4
+    assert [f.split(":")[0] for f in outcome.faults] == ["short_prompts, e"] * 2 + ["long_prompts, e"] * 2
+    assert "c0001 was not measured: e ended (SIGKILL" in outcome.faults[0]
+    assert all("is not started again (restart_after_failure: false)" in f for f in outcome.faults[1:])
+    assert [n["what"] for n in book.sessions.spent()] == ["starting", "lost", "ending"]
+    made_with = book.ledger.made_with(book.specs("e", "short_prompts")[0])
+    assert "restart_after_failure" not in made_with["engine"], "the parameter alone re-measures nothing"
 
 
 def test_out_of_memory_at_start_is_one_line(tmp_path: Path, book_of: Callable[..., Book]) -> None:
@@ -374,8 +401,6 @@ def test_a_read_only_folder_is_one_line(tmp_path: Path, mock: str, what: str) ->
 
 
 def test_a_kernel_that_does_not_exist_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from servebook import pipeline
-
     monkeypatch.setattr(pipeline, "KERNEL", "nosuch")
     with pytest.raises(ServebookError, match=r"01_prediction.ipynb: there is no Jupyter kernel 'nosuch'. Install"):
         pipeline.execute(pipeline.NOTEBOOKS / "01_prediction.ipynb", tmp_path / "x.ipynb", {"PARAMS": "p"})
