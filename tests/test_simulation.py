@@ -179,13 +179,15 @@ def test_skipping_pure_decode_changes_nothing(seed):
         load = Load(prompts, concurrency=rng.randint(1, 12), jitter_s=0.2, requests=40, warmup=5, seed=seed)
     else:
         load = Load(prompts, arrivals_s=arrivals("poisson", 1.0, 40, seed), warmup=4)
-    fast, slow = simulate(config, Times(), load), simulate(config, Times(), load, skip=False)
+    times = Times()
+    times.prepare_s = rng.choice([0.0, 0.004])  # no longer than a step: VllmTimes sees to that
+    fast, slow = simulate(config, times, load), simulate(config, times, load, skip=False)
     assert [r.id for r in fast.requests] == [r.id for r in slow.requests]
     for a, b in zip(fast.requests, slow.requests, strict=True):
         assert (a.first_s, a.end_s) == pytest.approx((b.first_s, b.end_s), abs=1e-7)
     assert fast.running_mean == pytest.approx(slow.running_mean, abs=1e-6)
     assert fast.preemptions == slow.preemptions
-    again = simulate(config, Times(), load)
+    again = simulate(config, times, load)
     assert [(r.first_s, r.end_s) for r in again.requests] == [(r.first_s, r.end_s) for r in fast.requests]
 
 

@@ -132,103 +132,129 @@ def _time_means(gauge: list[tuple[float, int, int]], start: float, end: float) -
 
 
 def simulate(config: SchedulerConfig, times: StepTimes, load: Load, *, skip: bool = True, log: bool = False) -> Result:
-    """vLLM's engine loop: take in requests, schedule, and with asynchronous scheduling only then wait for the step
-    before. skip=False takes every step singly (same result, slower). Raises ValueError for a prompt over the pool."""
+    """The clients against vLLM. skip=False takes every step singly (same result, slower). Raises ValueError for a
+    request over the KV pool."""
     for p in load.prompts:
         if -(-(p.prompt_tokens + p.output_tokens - 1) // config.block_size) > config.kv_blocks:
             raise ValueError("a request needs more KV blocks than there are")
-    clients, scheduler, depth = Clients(load), Scheduler(config), config.depth
-    queue: deque[tuple[Step, float]] = deque()
-    ready: list[tuple[float, int, Request]] = []  # requests past the front end
-    entries: list[LogEntry] = []
-    gauge = [(0.0, 0, 0)]
-    waited: set[int] = set()
-    frontend_free = now = gpu_free = 0.0
-    power = Power()
-    frontend, due, loop, prepare = times.frontend, clients.due, _ApiLoop(times.event_s), times.prepare_s
+    return _Engine(config, times, load, skip, log).run()
 
-    while not clients.over and now <= load.max_seconds:
+
+class _Engine:
+    """vLLM's engine loop: take in requests, schedule and launch a step, and with asynchronous scheduling only then wait
+    for the step before. now: the host's clock; gpu_free: when the GPU has done what was launched."""
+
+    def __init__(self, config: SchedulerConfig, times: StepTimes, load: Load, skip: bool, log: bool) -> None:
+        self.times, self.load, self.skip = times, load, skip
+        self.clients, self.scheduler, self.depth = Clients(load), Scheduler(config), config.depth
+        self.api, self.power = _ApiLoop(times.event_s), Power()
+        self.queue: deque[tuple[Step, float]] = deque()  # launched steps and when each ends
+        self.ready: list[tuple[float, int, Request]] = []  # requests past the front end
+        self.waited: set[int] = set()  # those that the API server's loop has held up
+        self.now = self.gpu_free = self.frontend_free = 0.0
+        self.gauge = [(0.0, 0, 0)]
+        self.log: list[LogEntry] | None = [] if log else None
+
+    def run(self) -> Result:
+        clients, scheduler, queue, limit = self.clients, self.scheduler, self.queue, self.load.max_seconds
+        while not clients.over and self.now <= limit:
+            self._take_in()
+            if scheduler.has_work:
+                if self.skip and self._decode_on():
+                    continue
+                queue.append(self._launch(scheduler.schedule()))
+                if len(queue) < self.depth:
+                    continue
+            elif not queue:
+                self.now = self.ready[0][0] if self.ready else math.inf
+                continue
+            self._fetch(*queue.popleft())
+        wall_s = min(self.now, limit)
+        return _result(clients, wall_s, self.gauge, preemptions=scheduler.preemptions, log=self.log or [])
+
+    def _take_in(self) -> None:
+        """Requests that have been sent pass the front end one by one; those past it are the scheduler's."""
+        due, ready, now = self.clients.due, self.ready, self.now
         while due and (due[0][0] <= now or not ready):
             sent, _, r = heapq.heappop(due)
-            frontend_free = max(frontend_free, sent) + frontend(r.prompt_tokens)
-            r.ready_s = frontend_free
+            self.frontend_free = r.ready_s = max(self.frontend_free, sent) + self.times.frontend(r.prompt_tokens)
             heapq.heappush(ready, (r.ready_s, r.id, r))
         while ready and ready[0][0] <= now:
             r = heapq.heappop(ready)[2]
-            if r.id not in waited and (wait := loop.wait(r.sent_s)):
-                waited.add(r.id)
+            if r.id not in self.waited and (wait := self.api.wait(r.sent_s)):
+                self.waited.add(r.id)
                 r.ready_s += wait
                 heapq.heappush(ready, (r.ready_s, r.id, r))
             else:
-                scheduler.add(r)
-        if scheduler.has_work:
-            if skip and (steady := scheduler.steady_steps()) > 1:
-                upcoming = ready[0][0] if ready else math.inf
-                if due and due[0][0] < upcoming:
-                    upcoming = due[0][0]  # it is not ready before it is sent
-                n, decodes, kv = scheduler.decodes, scheduler.decodes, scheduler.kv_tokens()
-                a, b = times.decode(decodes, kv)
-                first, grow = a + b * kv + (prepare if depth == 1 else 0.0), b * n
-                start = max(gpu_free, now + (prepare if depth == 2 else 0.0))
-                steps = min(steady, _steps_before(upcoming - start, first, grow) + depth)
-                if upcoming <= start:
-                    steps = 0
-                if steps > 1:
-                    scheduler.skip(steps)
-                    gpu_free = start + _sum(steps, first, grow)
-                    power.step(times.decode_draw(n, kv, first), start, gpu_free)
-                    now = start + _sum(steps - 1, first, grow) if depth == 2 else gpu_free
-                    if log:
-                        entries.append(LogEntry(steps, decodes, kv + n * (steps - 1) / 2, (), gpu_free))
-                    for back in range(min(steps, 4) - 1, -1, -1):  # enough to see whether the loop keeps up
-                        loop.events(n, now - back * (first + grow * (steps - 1)))
-                    if depth == 2:
-                        queue[0] = (scheduler.inflight[0], gpu_free)
-                    continue
-            step = scheduler.schedule()
-            if step.empty:
-                end = max(now, queue[-1][1]) if queue else now
-            else:
-                now += prepare
-                start = max(gpu_free, now)
-                if step.chunks:
-                    tokens = step.decodes
-                    for r, new, _, _ in step.chunks:
-                        tokens += new
-                        if r.scheduled_s < 0:
-                            r.scheduled_s = start
-                    now += times.launch(tokens)  # hidden as far as the GPU still runs the step before
-                    seconds, draw = times.mixed(step)
-                    capped = seconds * (times.slowdown(power.drawn) - 1)
-                    gpu_free = max(start + seconds + capped, now)
-                else:
-                    a, b = times.decode(step.decodes, step.kv_tokens)
-                    seconds, capped = a + b * step.kv_tokens, 0.0
-                    draw = times.decode_draw(step.decodes, step.kv_tokens, seconds)
-                    gpu_free = start + seconds
-                end = gpu_free
-                power.step(draw, start, start + seconds + capped)
-                if log:
-                    chunks = tuple((r.id, n, before, s) for r, n, before, s in step.chunks)
-                    entries.append(LogEntry(1, step.decodes, step.kv_tokens, chunks, end, capped))
-            queue.append((step, end))
-            if len(queue) < depth:
-                continue
-        elif not queue:
-            now = ready[0][0] if ready else math.inf
-            continue
-        step, end = queue.popleft()
-        now = max(now, end)
-        heard = loop.events(step.decodes + sum(s for _, _, _, s in step.chunks), now)
+                self.scheduler.add(r)
+
+    def _decode_on(self) -> bool:
+        """Take at once the coming steps that are the same pure decode; False where there are not several."""
+        scheduler, times, depth = self.scheduler, self.times, self.depth
+        if (steady := scheduler.steady_steps()) <= 1:
+            return False
+        upcoming = self.ready[0][0] if self.ready else math.inf
+        if self.clients.due and self.clients.due[0][0] < upcoming:
+            upcoming = self.clients.due[0][0]  # it is not ready before it is sent
+        n, kv = scheduler.decodes, scheduler.kv_tokens()
+        a, b = times.decode(n, kv)
+        first, grow = a + b * kv + (times.prepare_s if depth == 1 else 0.0), b * n
+        start = max(self.gpu_free, self.now + (times.prepare_s if depth == 2 else 0.0))
+        steps = min(steady, _steps_before(upcoming - start, first, grow) + depth) if upcoming > start else 0
+        if steps <= 1:
+            return False
+        scheduler.skip(steps)
+        self.gpu_free = start + _sum(steps, first, grow)
+        self.now = start + _sum(steps - 1, first, grow) if depth == 2 else self.gpu_free
+        self.power.step(times.decode_draw(n, kv, first), start, self.gpu_free)
+        if self.log is not None:
+            self.log.append(LogEntry(steps, n, kv + n * (steps - 1) / 2, (), self.gpu_free))
+        for back in range(min(steps, 4) - 1, -1, -1):  # enough to see whether the API server keeps up
+            self.api.events(n, self.now - back * (first + grow * (steps - 1)))
+        if depth == 2:
+            self.queue[0] = (scheduler.inflight[0], self.gpu_free)
+        return True
+
+    def _launch(self, step: Step) -> tuple[Step, float]:
+        """Prepare and launch a step; returns it with the time at which the GPU will have done it."""
+        if step.empty:
+            return step, max(self.now, self.queue[-1][1]) if self.queue else self.now
+        times, capped = self.times, 0.0
+        self.now += times.prepare_s
+        start = max(self.gpu_free, self.now)
+        if step.chunks:
+            tokens = step.decodes
+            for r, new, _, _ in step.chunks:
+                tokens += new
+                if r.scheduled_s < 0:
+                    r.scheduled_s = start
+            self.now += times.launch(tokens)  # hidden as far as the GPU still runs the step before
+            seconds, draw = times.mixed(step)
+            capped = seconds * (times.slowdown(self.power.drawn) - 1)
+        else:
+            a, b = times.decode(step.decodes, step.kv_tokens)
+            seconds = a + b * step.kv_tokens
+            draw = times.decode_draw(step.decodes, step.kv_tokens, seconds)
+        done = start + seconds + capped
+        self.power.step(draw, start, done)
+        self.gpu_free = max(done, self.now) if step.chunks else done
+        if self.log is not None:
+            chunks = tuple((r.id, n, before, s) for r, n, before, s in step.chunks)
+            self.log.append(LogEntry(1, step.decodes, step.kv_tokens, chunks, self.gpu_free, capped))
+        return step, self.gpu_free
+
+    def _fetch(self, step: Step, end: float) -> None:
+        """Wait for a step's tokens and pass them on."""
+        self.now = max(self.now, end)
+        heard = self.api.events(step.decodes + sum(s for _, _, _, s in step.chunks), self.now)
         for r, _, _, samples in step.chunks:
             if samples and r.first_s < 0:
-                r.first_s = heard + times.first_event(r.prompt_tokens)
-        for r in scheduler.update(step):
-            clients.done(r, max(heard, r.first_s))
-        running, waiting = len(scheduler.running), len(scheduler.waiting)
-        if (running, waiting) != gauge[-1][1:]:
-            gauge.append((now, running, waiting))
-    return _result(clients, min(now, load.max_seconds), gauge, preemptions=scheduler.preemptions, log=entries)
+                r.first_s = heard + self.times.first_event(r.prompt_tokens)
+        for r in self.scheduler.update(step):
+            self.clients.done(r, max(heard, r.first_s))
+        running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
+        if (running, waiting) != self.gauge[-1][1:]:
+            self.gauge.append((self.now, running, waiting))
 
 
 def _sum(steps: int, first: float, grow: float) -> float:
