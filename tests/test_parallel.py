@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from servebook import capacity, closed_forms, forecast, hardware, model, plan, predict
+from servebook import capacity, cli, closed_forms, forecast, hardware, model, params, plan, predict
 from servebook.errors import ServebookError
 from servebook.hardware import GIB
 from servebook.parallel import Layout
@@ -134,6 +134,16 @@ def test_what_cannot_be_split_is_one_line(sizes, says):
         with pytest.raises(ServebookError) as caught:
             ask(**sizes)
         assert says in caught.value.line() and f"engines.vllm.{key}" in caught.value.line()
+
+
+def test_check_says_so_too(tmp_path, capsys):
+    file = tmp_path / "p.yaml"
+    file.write_text(params.dump(run_params(tensor_parallel_size=3)))
+    assert cli.main(["check", str(file)]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "engines.vllm.tensor_parallel_size" in said and "Possible are 1, 2, 4" in said
+    file.write_text(params.dump(run_params(tensor_parallel_size=4)))
+    assert cli.main(["check", str(file)]) == 0
 
 
 # --- how fast --------------------------------------------------------------------------------------------------------
