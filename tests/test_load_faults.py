@@ -127,7 +127,7 @@ def test_a_field_the_server_does_not_know_is_left_out(field: str) -> None:
     assert measure(Behaviour(refuse_fields=(field,)))["requests"] == 8
 
 
-def test_a_server_that_failed_when_it_was_asked_is_asked_again() -> None:
+def test_what_a_server_takes_is_asked_before_every_point() -> None:
     spec = PointSpec("s", "mock", "c0001", "concurrency", 32, TOKENS, concurrency=1)
     with serving(Behaviour(fail_every=1)) as server:
         measure = functools.partial(
@@ -135,7 +135,7 @@ def test_a_server_that_failed_when_it_was_asked_is_asked_again() -> None:
             slo=Slo(), run_dir=None, batching=True, rule=Rule(2, 4, 4, 0.0, 20.0),
         )  # fmt: skip
         assert measure()["requests"] == 0
-        server.b.fail_every, server.b.refuse_fields = 0, ("continuous_usage_stats",)  # what it takes, it tells only now
+        server.b.fail_every, server.b.refuse_fields = 0, ("continuous_usage_stats",)  # or another in its place
         assert measure()["requests"] == 4
 
 

@@ -245,9 +245,8 @@ class Client:
             pass
         raise ServebookError(f"cannot ask the server for its model ({reason})", where, fix)
 
-    async def accepted(self, options: list[dict[str, Any]], base: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-        """The richest of `options` (best first) that the server does not refuse, tried with a tiny request each, and
-        whether it answered: a server that failed meanwhile has not said that it takes it.
+    async def accepted(self, options: list[dict[str, Any]], base: dict[str, Any]) -> dict[str, Any]:
+        """The richest of `options` (best first) that the server does not refuse, tried with a tiny request each.
 
         Raises ServebookError with the server's own message when it takes none of them.
         """
@@ -258,7 +257,7 @@ class Client:
             if reply.status in (401, 403, 404):
                 break  # not about a field
             if reply.status not in (400, 422):
-                return option, reply.status == 200
+                return option
         fix = "Check the model's name and whether the server has this endpoint"
         raise ServebookError(f"the server refuses the request ({reply.error})", self.endpoint, fix)
 

@@ -34,7 +34,6 @@ _OPTIONS: list[dict[str, Any]] = [
     {"ignore_eos": True, "stream_options": {"include_usage": True}},
     {"stream_options": {"include_usage": True}},
 ]
-_dialects: dict[tuple[str, str, bool], dict[str, Any]] = {}  # what each server took; asked once a process
 
 
 def rule_of(spec: PointSpec, load: Load, deadline_s: float | None = None) -> Rule:
@@ -222,20 +221,13 @@ def _prompt_labels(spec: PointSpec, load: Load, run_dir: Path | None, prompt_set
 async def _dialect(
     client: Client, model: str, vocab: range | Sequence[int] | None, *, chat: bool, ids: bool
 ) -> dict[str, Any]:
-    """What else the server takes in a request, tried once a process; text is sent where no token ids are given.
-    ids: an answer's token ids are wanted, so that a conversation can go on from them."""
-    wanted = ids and vocab is not None
-    key = (client.endpoint, model, wanted)
-    if key not in _dialects:
-        prompt: Any = "one two" if vocab is None else [int(v) for v in vocab[:4]]
-        asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
-        options = [{**_OPTIONS[0], "return_token_ids": True}, *_OPTIONS] if wanted else _OPTIONS
-        base = {"model": model, **asked, "max_tokens": 2, "stream": True}
-        accepted, answered = await client.accepted(options, base)
-        if not answered:
-            return accepted
-        _dialects[key] = accepted
-    return _dialects[key]
+    """What else the server takes in a request, tried before every load: another server may have come in its place.
+    vocab: None where text is sent. ids: an answer's token ids are wanted, so that a conversation can go on from them.
+    """
+    prompt: Any = "one two" if vocab is None else [int(v) for v in vocab[:4]]
+    asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+    options = [{**_OPTIONS[0], "return_token_ids": True}, *_OPTIONS] if ids and vocab is not None else _OPTIONS
+    return await client.accepted(options, {"model": model, **asked, "max_tokens": 2, "stream": True})
 
 
 def _keep(write: Callable[[Mapping[str, Any]], None], start: float, reply: Reply) -> None:
