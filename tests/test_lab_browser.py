@@ -83,10 +83,10 @@ def test_explore_answers_to_a_slider(lab: jupyter_lab.Page, root: Path) -> None:
     jupyter_lab.until(lab.ran, "the end of the cells")
     drawn = "here.node.querySelector('.sb-lab').innerHTML.replaceAll('&nbsp;', ' ')"
     before = lab.tab.ask(drawn)
-    # the concurrency's handle: the third slider; one step to the right
+    # the concurrency's handle: the third slider; one step to the left
     lab.tab.ask("here.node.querySelectorAll('.noUi-handle')[2].focus()")
-    lab.press("ArrowRight", 39)
-    lab.until(f"{drawn}.includes('C = 24')", "the redrawn figures")
+    lab.press("ArrowLeft", 37)
+    lab.until(f"{drawn}.includes('C = 96')", "the redrawn figures")
     after = lab.tab.ask(drawn)
     assert after.count("<svg") == before.count("<svg") == 2 and after != before
     assert lab.tab.ask(
@@ -98,7 +98,7 @@ def test_explore_answers_to_a_slider(lab: jupyter_lab.Page, root: Path) -> None:
     assert all(o["output_type"] != "error" for o in outputs_of(book))
     exporter = nbconvert.HTMLExporter(template_name="basic")  # with no kernel and no widget state
     page, _ = exporter.from_filename(str(file))
-    assert "C\u00a0=\u00a024" in page and page.count("<svg") >= 6 and "need a running kernel" in page
+    assert "C\u00a0=\u00a096" in page and page.count("<svg") >= 6 and "need a running kernel" in page
 
 
 def test_a_sweep_by_hand_is_watched_and_interrupted(

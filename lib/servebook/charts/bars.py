@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from . import words
 from .style import LIGHT
 
-WIDTH, ROW, TEXT, VALUE = 420, 24, 150, 62  # px: of all, of a row, of the labels, of the values at the right
+WIDTH, ROW, TEXT, VALUE = 430, 24, 150, 76  # px: of all, of a row, of the labels, of the values at the right
 
 
 def waterfall(parts: Sequence[tuple[str, float]], *, what: str, unit: str = "s") -> str:

@@ -28,7 +28,7 @@ METRICS = ("ttft_s", "tpot_s")
 
 
 def in_lab() -> bool:
-    """Whether a person watches: the server that JupyterLab talks to names the notebook, papermill and nbclient do not."""
+    """Whether a person watches: JupyterLab's server names the notebook to its kernel, papermill and nbclient do not."""
     if not os.environ.get("JPY_SESSION_NAME"):
         return False
     from IPython import get_ipython
@@ -69,7 +69,7 @@ class State:
 
 
 class Follower:
-    """Follows a sweep on one engine through the run's folder. specs: what is measured now, of all the sweep's points."""
+    """Follows a sweep on one engine through the run's folder. specs: which of its points are measured now."""
 
     def __init__(self, book: Book, specs: Sequence[PointSpec]) -> None:
         self.run_dir, self.todo = book.dir, list(specs)
@@ -109,8 +109,8 @@ class Follower:
 
     def _left(self, left: Sequence[PointSpec]) -> float | None:
         """Seconds of measuring by the frozen predictions."""
-        walls = [(self.predicted.get(s.point) or {}).get("wall_s") for s in left]
-        if not walls or any(wall is None for wall in walls):
+        walls = [wall for s in left if (wall := (self.predicted.get(s.point) or {}).get("wall_s")) is not None]
+        if not walls or len(walls) < len(left):
             return None
         spent = time.monotonic() - self._now_began if self._now else 0.0
         return max(walls[0] - spent, 0.0) + sum(walls[1:])

@@ -19,7 +19,8 @@ from ..hardware import Gpu
 from . import explore, look, runs
 from .setting import Setting, of_run
 
-PAUSE_S = 0.15  # how long nothing is turned before what takes longer is drawn
+# How long nothing is turned before what takes longer is drawn: intervals and cases, then the curves
+PAUSE_S, BREATH_S, CURVES_PAUSE_S = 0.15, 0.01, 0.4
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PROMPTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 OUTPUTS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -36,7 +37,7 @@ class Panel:
     def __init__(self, setting: Setting) -> None:
         self.redraws_s: list[float] = []
         self._quiet = False
-        self._waiting: asyncio.TimerHandle | None = None
+        self._rest: asyncio.Task[None] | None = None
         self._measured: dict[str, tuple[str, str, str]] = {}  # label of a sweep: run, engine, sweep
         self._handles = {name: DisplayHandle() for name in ("now", "cases", "curves")}
         self._build(setting)
@@ -74,7 +75,7 @@ class Panel:
             "kv_cache_dtype": menu("KV cache", [("the model's type", "auto"), "fp8"]),
             "tensor_parallel_size": menu("GPUs (TP)", [1, 2, 4, 8]),
             "max_num_batched_tokens": menu("token budget", plain + [(f"{b:,}", b) for b in BUDGETS]),
-            "max_num_seqs": menu("max sequences", plain + [(f"{b:,}", b) for b in SEATS]),
+            "max_num_seqs": menu("sequences", plain + [(f"{b:,}", b) for b in SEATS]),
             "max_model_len": menu("context", [("the model's", None)] + [(f"{b:,}", b) for b in CONTEXTS]),
             "prompt_tokens": slider("prompt tokens", PROMPTS),
             "output_tokens": slider("output tokens", OUTPUTS),
@@ -174,21 +175,23 @@ class Panel:
         self._later()
 
     def _later(self) -> None:
-        if self._waiting:
-            self._waiting.cancel()
-        steps: list[Callable[[], None]] = [self._draw_whole, self._draw_cases, self._draw_curves]
+        """Draw the rest when nothing has been turned for a moment."""
+        if self._rest:
+            self._rest.cancel()
         try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:  # no front end whose hand could rest
-            for step in steps:
-                step()
-            return
+            self._rest = asyncio.get_running_loop().create_task(self._when_the_hand_rests())
+        except RuntimeError:  # no loop, so no front end whose hand could rest
+            for draw in (self._draw_whole, self._draw_cases, self._draw_curves):
+                draw()
 
-        def go_on() -> None:
-            steps.pop(0)()
-            self._waiting = loop.call_soon(go_on) if steps else None  # type: ignore[assignment]
-
-        self._waiting = loop.call_later(PAUSE_S, go_on)
+    async def _when_the_hand_rests(self) -> None:
+        """In steps, between which a further change is heard and ends this."""
+        await asyncio.sleep(PAUSE_S)
+        self._draw_whole()
+        await asyncio.sleep(BREATH_S)
+        self._draw_cases()
+        await asyncio.sleep(CURVES_PAUSE_S)
+        self._draw_curves()
 
     def _draw_whole(self) -> None:
         self._draw("now", lambda: explore.predict(self.setting))

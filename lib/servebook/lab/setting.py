@@ -44,7 +44,7 @@ class Setting:
     rate_per_s: float | None = None
     quantization: str | None = None  # fp8, int8, int4: of the weights
     kv_cache_dtype: str = "auto"  # or fp8
-    dtype: str = "bfloat16"
+    dtype: str | None = None  # bfloat16, or float16 on a card without it
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
     max_model_len: int | None = None
@@ -70,7 +70,8 @@ class Setting:
 
     @property
     def shape(self) -> ModelShape:
-        return _shape(self.model, self.quantization, self.kv_cache_dtype, self.dtype)
+        dtype = self.dtype or ("float16" if self.card.bf16_tflops is None else "bfloat16")
+        return _shape(self.model, self.quantization, self.kv_cache_dtype, dtype)
 
     @property
     def card(self) -> Gpu:
@@ -110,8 +111,9 @@ def of_run(run: runs.Run, engine: str, sweep: str | None = None) -> Setting:
     """The setting that a run's engine was measured at; of a sweep, its lengths and its largest load."""
     m, kind = run.params.model, run.params.engines[engine].kind
     name = m.config or m.hub or str(model.local_folder(str(m.path), run.base))
+    dtype = None if m.dtype == "bfloat16" else m.dtype
     setting = Setting(
-        model=name, gpu=_named(run.gpu), engine="naive" if kind == "naive" else "vllm", dtype=m.dtype,
+        model=name, gpu=_named(run.gpu), engine="naive" if kind == "naive" else "vllm", dtype=dtype,
         quantization=m.quantization, kv_cache_dtype=m.kv_cache_dtype, ttft_slo_s=run.params.slo.ttft_s,
         tpot_slo_s=run.params.slo.tpot_s, price_per_hour=run.params.hardware.price_per_hour, run=run.name,
         tensor_parallel_size=getattr(run.params.engines[engine], "tensor_parallel_size", 1),
@@ -132,7 +134,8 @@ def engine_of(run: runs.Run, kind: str) -> str | None:
 
 
 def _named(gpu: Gpu) -> str | Gpu:
-    return gpu.name if hardware.catalog().get(gpu.name) == gpu else gpu
+    """A card of the catalog by its name; another one is itself."""
+    return gpu.name if gpu.name in hardware.catalog() else gpu
 
 
 def _checked(of: Any, **given: Any) -> Any:
@@ -174,20 +177,29 @@ def _forecaster(s: Setting, stamp: int) -> Forecaster:
     if isinstance(engine, VllmEngine):
         engine = _checked(VllmEngine, **(engine.model_dump() | given))
     params = _alone(name, engine, run.params.load)
-    if s.card != run.gpu:  # another GPU: nothing learned here is known to hold there
+    if s.card.name != run.gpu.name:  # another GPU: nothing learned here is known to hold there
         return forecaster(params, name, s.shape, s.card, samples=SAMPLES)
-    measured = [{**p, "engine": name} for p in run.alone(name)]
+    base = _calibrated(run.name, name, stamp)
     facts = run.facts.get(name) or {}
-    base = forecaster(run.params, name, run.shape, run.gpu, facts=facts, measured=measured, samples=SAMPLES)
     as_run = replace(s.shape, name="") == replace(run.shape, name="") and all(
         given.get(k) in (None, getattr(run.params.engines[name], k, None)) for k in SERVING
     )
     if not as_run:
         # the constants are shares of datasheet figures, so they hold for other limits and weights on the same GPU
-        server = forecast.server(name, engine, s.shape, s.card, _still_true(facts, s, run))
-        base = Forecaster(server, base.calibration, base.load, SAMPLES, base.seed)
-    base.running_gauge = run.published
+        server = forecast.server(name, engine, s.shape, run.gpu, _still_true(facts, s, run))
+        return Forecaster(server, base.calibration, base.load, SAMPLES, base.seed, running_gauge=base.running_gauge)
     return base
+
+
+@lru_cache(maxsize=16)
+def _calibrated(name: str, engine: str, stamp: int) -> Forecaster:
+    """A run's own engine, with the constants that its C = 1 points teach."""
+    run = runs.load(name)
+    f = forecaster(
+        run.params, engine, run.shape, run.gpu, facts=run.facts.get(engine), measured=run.alone(engine), samples=SAMPLES
+    )
+    f.running_gauge = run.published
+    return f
 
 
 def _still_true(facts: Mapping[str, Any], s: Setting, run: runs.Run) -> dict[str, Any]:

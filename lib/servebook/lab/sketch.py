@@ -100,17 +100,18 @@ def _plot(follower: Follower, state: State, metric: str) -> str:
     colour = "var(--e0)" if follower.engine in ("hf", "naive") else "var(--e1)"
     marks = "".join(f'<circle cx="{x(i):.1f}" cy="{y(v):.1f}" r="4" fill="{colour}"/>' for i, v in seen)
     if live and live[1]:
-        marks += f'<circle cx="{x(live[0]):.1f}" cy="{y(live[1]):.1f}" r="5" fill="var(--paper)" stroke="{colour}" stroke-width="2"/>'
+        at = f'cx="{x(live[0]):.1f}" cy="{y(live[1]):.1f}"'
+        marks += f'<circle {at} r="5" fill="var(--paper)" stroke="{colour}" stroke-width="2"/>'
     room = max(1, math.ceil(len(specs) / 8))
     ticks = "".join(
         f'<text x="{x(i):.1f}" y="{HEIGHT - 8}" text-anchor="middle">{look.text(_tick(s))}</text>'
         for i, s in enumerate(specs) if i % room == 0
     )  # fmt: skip
-    ends = "".join(
-        f'<text x="{LEFT - 8}" y="{y(math.exp(v)) + 4:.1f}" text-anchor="end">{look.text(words.seconds(math.exp(v), 2))}</text>'
-        f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y(math.exp(v)):.1f}" y2="{y(math.exp(v)):.1f}" stroke="var(--grid)"/>'
-        for v in (low, high)
-    )
+    ends = ""
+    for v in (low, high):
+        level, shown = y(math.exp(v)), look.text(words.seconds(math.exp(v), 2))
+        ends += f'<text x="{LEFT - 8}" y="{level + 4:.1f}" text-anchor="end">{shown}</text>'
+        ends += f'<line x1="{LEFT}" x2="{WIDTH}" y1="{level:.1f}" y2="{level:.1f}" stroke="var(--grid)"/>'
     name = NAMES[metric]
     return (
         f"<figure><figcaption>{name}, mean: measured (dots), predicted (dashed, 80 % interval)</figcaption>"

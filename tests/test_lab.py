@@ -1,0 +1,277 @@
+"""Explore says what the book says; its panel redraws; a run by hand is followed from its files."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from IPython.display import DisplayHandle
+from servebook import predict, results
+from servebook.charts import bars
+from servebook.errors import ServebookError
+from servebook.lab import explore, live, runs, sketch
+from servebook.points import PointSpec
+
+ROOT = Path(__file__).parents[1]
+H200 = "h200-qwen2.5-7b (reference)"
+
+
+# --- the functions -------------------------------------------------------------------------------------------------
+
+
+def test_explore_says_what_the_book_predicts() -> None:
+    run = runs.load(H200)
+    f = predict.forecaster(
+        run.params, "vllm", run.shape, run.gpu, facts=run.facts["vllm"], measured=run.alone("vllm"), samples=2
+    )
+    own = f.point(PointSpec("short_prompts", "vllm", "c0016", "concurrency", 512, 128, concurrency=16))
+    said = explore.predict(run=H200, prompt_tokens=512, output_tokens=128, concurrency=16)
+    for metric, value in own["metrics"].items():
+        assert said.value(metric) == pytest.approx(value["value"])
+    low, high = said.interval("tpot_s")
+    assert low < said.tpot_s < high
+
+
+def test_a_glance_is_near_the_prediction() -> None:
+    s = explore.Setting(gpu="A100-80GB-SXM", prompt_tokens=1024, output_tokens=256, concurrency=32)
+    glance, whole = explore.glance(s), explore.predict(s)
+    for metric in ("ttft_s", "tpot_s", "output_tok_per_s"):
+        assert glance.value(metric) == pytest.approx(whole.value(metric), rel=0.1)
+    assert glance.interval("tpot_s") is None and "glance" in glance.how
+
+
+def test_published_points_lie_on_the_curve() -> None:
+    curve = explore.against("a40-qwen2.5-7b (published)", "long_prompts")
+    said = {p["point"]: p["metrics"]["tpot_s"]["value"] for p in curve.predicted}
+    measured = {p["point"]: p["tpot_mean_s"] for p in curve.measured}
+    assert len(measured) >= 5 and all(said[p] == pytest.approx(v, rel=0.1) for p, v in measured.items())
+    assert len(curve.figures) == 2 and "Mean error" in curve.text()
+
+
+def test_a_what_if_keeps_what_was_learned_on_the_same_gpu_only() -> None:
+    base = explore.Setting(run=H200)
+    fp8, other = base.but(quantization="fp8"), base.but(gpu="A40")
+    assert fp8.forecaster().calibration is base.forecaster().calibration
+    assert other.forecaster().calibration.stage == "datasheet"
+    table = explore.what_if(base, gpus=["A40", "T4"]).forecasts
+    assert table["fp8 weights"].tpot_s < table["as it is"].tpot_s < table["A40"].tpot_s
+    assert table["T4"].setting.shape.dtype == "float16"  # it has no bfloat16
+
+
+def test_a_limit_that_is_given_replaces_the_runs() -> None:
+    base = explore.Setting(run=H200)
+    of_run, given = base.forecaster().server, base.but(max_num_batched_tokens=4096).forecaster().server
+    assert (of_run.config.max_num_batched_tokens, given.config.max_num_batched_tokens) == (2048, 4096)
+    assert given.kv_tokens == of_run.kv_tokens  # what the engine had said of itself still holds
+    assert base.but(kv_cache_dtype="fp8").forecaster().server.kv_tokens > 1.8 * of_run.kv_tokens
+
+
+def test_goodput_cost_and_kv_follow_their_definitions() -> None:
+    f = explore.predict(price_per_hour=3.6, tensor_parallel_size=2, concurrency=8, ttft_slo_s=1e-6)
+    assert f.goodput_per_s == 0.0 and f.met_share == 0.0
+    assert f.cost_per_million_tokens == pytest.approx(2 * 3.6 / 3600 / f.output_tok_per_s * 1e6)
+    assert f.kv_share == pytest.approx(f.point["running_mean"] * (512 + 64) / f.kv_tokens)
+    easy = explore.predict(concurrency=8)
+    assert easy.goodput_per_s == easy.request_rate_per_s and easy.cost_per_million_tokens is None
+
+
+def test_what_cannot_be_served_says_why() -> None:
+    assert "exceed the context" in explore.predict(prompt_tokens=40_000).note
+    for make in (explore.predict, explore.glance):
+        over = make(gpu="A40", max_model_len=8192, rate_per_s=500.0)
+        assert not over.fits and "overloaded" in over.note and "overloaded" in over.html()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"promt_tokens": 5}, "Did you mean prompt_tokens"),
+        ({"prompt_tokens": 0}, "prompt_tokens is 0"),
+        ({"concurrency": 2.5}, "concurrency is 2.5"),
+        ({"rate_per_s": -1.0}, "rate_per_s is -1.0"),
+        ({"gpu": "H20O"}, "unknown GPU"),
+        ({"quantization": "fp9"}, "quantization is 'fp9'"),
+        ({"engine": "sglang"}, "no engine 'sglang'"),
+        ({"max_num_seqs": 0}, "max_num_seqs is 0"),
+        ({"run": "nowhere"}, "no run 'nowhere'"),
+    ],
+)
+def test_a_wrong_setting_is_one_line(settings: dict, says: str) -> None:
+    with pytest.raises(ServebookError, match=re.escape(says)) as caught:
+        explore.predict(**settings)
+    assert "\n" not in caught.value.line()
+
+
+def test_a_sweep_that_is_not_there_is_one_line() -> None:
+    with pytest.raises(ServebookError, match="There are: short_prompts"):
+        explore.against(H200, "short_promts")
+
+
+def test_the_waterfall_adds_up_and_is_sound_svg() -> None:
+    f = explore.predict(concurrency=4)
+    for metric, value in (("TPOT", f.tpot_s), ("TTFT", f.ttft_s)):
+        parts = f.waterfalls()[metric]
+        assert sum(v for _, v in parts) == pytest.approx(value, rel=1e-6)
+        drawn = ET.fromstring(bars.waterfall([(f"{label} & <more>", v) for label, v in parts], what=metric))
+        assert len(drawn.findall(".//rect")) == len(parts) + 1
+
+
+# --- the panel -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the panel's outputs are given, as they are given it."""
+    pages: list[str] = []
+    monkeypatch.setattr(DisplayHandle, "update", lambda self, bundle, raw: pages.append(bundle["text/html"]))
+    monkeypatch.setattr(DisplayHandle, "display", lambda self, bundle, raw: None)
+    return pages
+
+
+def test_a_turned_control_redraws(shown: list[str]) -> None:
+    panel = explore.panel(concurrency=16)
+    panel._ipython_display_()
+    assert len(shown) == 3 and shown[0].count("<svg") == 2  # the load's figures, the cases, the curves
+    shown.clear()
+    panel._controls["concurrency"].value = 64
+    assert panel.setting.concurrency == 64
+    assert "C\u00a0=\u00a064" in shown[0] and len(panel.redraws_s) == 1
+    panel._controls["prompt_tokens"].value = 65536
+    assert any("exceed the context" in page for page in shown)
+
+
+def test_a_loaded_run_brings_its_setting_and_points(shown: list[str]) -> None:
+    panel = explore.panel()
+    panel._ipython_display_()
+    shown.clear()
+    panel.run.value = "a100-qwen3-8b (published)"
+    assert panel.setting.model == "Qwen/Qwen3-8B" or panel.setting.model == "qwen3-8b"
+    assert (panel.setting.prompt_tokens, panel.setting.output_tokens) == (1000, 1000)
+    assert "Mean error of the prediction" in shown[-1]
+    panel.run.value = "none"
+    assert panel.setting.run is None and "Predicted only" in shown[-1]
+
+
+def test_without_a_kernel_words_stand_for_the_controls(capsys: pytest.CaptureFixture[str], shown: list[str]) -> None:
+    explore.panel()._ipython_display_()
+    assert "need a running kernel" in capsys.readouterr().out
+
+
+# --- a run by hand -------------------------------------------------------------------------------------------------
+
+
+class Book:
+    """As much of a book as the follower asks for."""
+
+    listener = None
+
+    def __init__(self, run_dir: Path) -> None:
+        self.dir = run_dir
+        self.points = [PointSpec("s", "vllm", f"c{c:04d}", "concurrency", 64, 16, concurrency=c) for c in (1, 2, 4)]
+
+    def specs(self, engine: str, sweep: str) -> list[PointSpec]:
+        return self.points
+
+    def frozen_points(self, engine: str) -> list[dict]:
+        metrics = {m: {"value": 0.02, "low": 0.01, "high": 0.03} for m in ("ttft_s", "tpot_s")}
+        return [{"sweep": "s", "point": p.point, "wall_s": 30.0, "metrics": metrics} for p in self.points]
+
+
+def write_rows(book: Book, point: str, *phases: str) -> None:
+    path = results.rows_path(book.dir, "s", "vllm", point)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as out:
+        for i, phase in enumerate(phases):
+            out.write(json.dumps({"phase": phase, "ok": True, "ttft_s": 0.1 * (i + 1), "tpot_s": 0.01}) + "\n")
+
+
+def test_a_run_is_followed_from_its_files(tmp_path: Path) -> None:
+    book = Book(tmp_path)
+    follower = live.Follower(book, book.points)
+    state = follower.look()
+    assert state.now is None and state.left_s == pytest.approx(90, abs=1)
+    assert "starting vllm" in sketch.progress(follower, state, [])
+    follower.hear("s vllm c0001: warm-up 1/2, 0 s of at most 8 s")
+    write_rows(book, "c0001", "warmup", "warmup")
+    state = follower.look()
+    assert state.now.point == "c0001" and state.warm and state.rows == 2
+    write_rows(book, "c0001", "measured", "measured", "measured")
+    state = follower.look()
+    assert not state.warm and state.rows == 3 and state.means["ttft_s"] == pytest.approx(0.2)
+    drawn = sketch.progress(follower, state, ["a line <said>"])
+    assert "so far: TTFT 200\u00a0ms (predicted 20\u00a0ms)" in drawn and "&lt;said&gt;" in drawn
+    for figure in re.findall(r"<figure>.*?</figure>", drawn):
+        assert len(ET.fromstring(figure).findall(".//circle")) == 1
+    assert follower.interrupted().endswith(
+        "interrupted with 0 of 3 points done; the 3 requests of c0001 are in its rows"
+    )
+    results.write_point(
+        tmp_path, {"sweep": "s", "engine": "vllm", "point": "c0001", "ttft_mean_s": 0.2, "tpot_mean_s": 0.01}
+    )
+    state = follower.look()
+    assert [s.point for s, _ in state.done] == ["c0001"] and state.now.point == "c0002" and state.rows == 0
+    assert state.left_s == pytest.approx(60, abs=1)
+
+
+def test_a_torn_row_waits_for_its_end(tmp_path: Path) -> None:
+    book = Book(tmp_path)
+    follower = live.Follower(book, book.points)
+    follower.hear("s vllm c0001: measured 0/2")
+    write_rows(book, "c0001", "measured")
+    path = results.rows_path(tmp_path, "s", "vllm", "c0001")
+    whole = path.read_text()
+    path.write_text(whole + whole[:20])
+    assert follower.look().rows == 1
+    path.write_text(whole + whole)
+    assert follower.look().rows == 2
+
+
+def test_nobody_watches_without_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    book = Book(tmp_path)
+    for session in (None, "a notebook, but no kernel here"):
+        if session:
+            monkeypatch.setenv("JPY_SESSION_NAME", session)
+        else:
+            monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+        with live.watching(book, book.points):
+            assert book.listener is None
+
+
+# --- the notebook and the start page -------------------------------------------------------------------------------
+
+
+def test_explore_runs_without_a_front_end(tmp_path: Path) -> None:
+    """Executed and exported as a page: the figures stand, the controls are words, no widget state is kept."""
+    import nbclient
+    import nbconvert
+    import nbformat
+
+    book = nbformat.read(ROOT / "notebooks/explore.ipynb", as_version=4)
+    nbclient.NotebookClient(
+        book, kernel_name="python3", resources={"metadata": {"path": str(ROOT / "notebooks")}},
+        store_widget_state=False, extra_arguments=["--IPKernelApp.log_level=CRITICAL"],
+    ).execute()  # fmt: skip
+    assert "widgets" not in book.metadata
+    page, _ = nbconvert.HTMLExporter(template_name="basic").from_notebook_node(book)
+    assert page.count("<svg") >= 8 and "need a running kernel" in page and "What would change it" in page
+
+
+def test_the_start_page_leads_to_every_notebook_and_explore_first() -> None:
+    text = (ROOT / "notebooks/README.md").read_text()
+    linked = re.findall(r"\]\(([\w.]+\.ipynb)\)", text)
+    assert linked[0] == "explore.ipynb" and sorted(linked) == sorted(
+        p.name for p in (ROOT / "notebooks").glob("*.ipynb")
+    )
+
+
+def test_lab_listens_to_this_machine_alone_with_a_token_and_asks_nobody_for_news() -> None:
+    import jupyter_lab
+
+    line = jupyter_lab.made_command(ROOT)
+    assert "--ip=127.0.0.1" in line and "token" not in line  # Jupyter's own: a random one
+    settings = re.search(r"app_settings_dir='?([^' ]+)", line)[1]
+    said = json.loads((Path(settings) / "overrides.json").read_text())
+    assert said["@jupyterlab/apputils-extension:notification"] == {"checkForUpdates": False, "fetchNews": "false"}
