@@ -35,8 +35,22 @@ COLOURS = {
     "e4": ("#a12f66", "#f088b3"),
 }
 LIGHT = {name: light for name, (light, _) in COLOURS.items()}
+# JupyterLab's own paper and ink, so that a figure lies in the page in both of its themes
+LAB_COLOURS = {
+    "paper": "--jp-layout-color0", "ink": "--jp-content-font-color1", "muted": "--jp-content-font-color2",
+    "grid": "--jp-border-color2", "band": "--jp-layout-color2",
+}  # fmt: skip
 MARKERS = ("s", "o", "D", "^", "v")
 WIDE_IN, NARROW_IN = 7.5, 3.6
+
+
+def lab_palette(selector: str) -> str:
+    """CSS that gives what `selector` names JupyterLab's theme; the light palette where there is no Lab."""
+    light = "".join(
+        f"--{n}:var({LAB_COLOURS[n]},{c});" if n in LAB_COLOURS else f"--{n}:{c};" for n, c in LIGHT.items()
+    )
+    dark = "".join(f"--{n}:{dark};" for n, (_, dark) in COLOURS.items() if n not in LAB_COLOURS)
+    return f'{selector}{{{light}}}[data-jp-theme-light="false"] {selector}{{{dark}}}'
 
 
 @dataclass(frozen=True)

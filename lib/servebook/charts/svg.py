@@ -10,6 +10,7 @@ import base64
 import hashlib
 import html
 import io
+import os
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from .style import COLOURS, LIGHT, text_of, theme
+from .style import COLOURS, LIGHT, lab_palette, text_of, theme
 from .words import unbroken
 
 SVG = "http://www.w3.org/2000/svg"
@@ -221,7 +222,9 @@ def show(figure: Figure, folder: Path | str | None = None) -> None:
         save(figure, folder)
     from IPython.display import display
 
-    bundle = {"text/html": html_figure(figure), "text/plain": f"{text.title}. {text.takeaway}"}
+    # in JupyterLab (it names the notebook to its kernel) the figure follows Lab's theme; a report brings its own
+    lab = f"<style>{lab_palette('.sb-figure')}</style>" if os.environ.get("JPY_SESSION_NAME") else ""
+    bundle = {"text/html": lab + html_figure(figure), "text/plain": f"{text.title}. {text.takeaway}"}
     display(bundle, raw=True, metadata={"servebook": {"trusted": "figure", "id": text.id}})
 
 

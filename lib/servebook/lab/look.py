@@ -10,20 +10,11 @@ from matplotlib.figure import Figure
 from ..charts import style, svg
 from ..charts.words import unbroken
 
-# Figures take Lab's own paper and ink, so that they lie in the page; without Lab (an exported notebook) the light ones
-_LAB = {
-    "paper": "--jp-layout-color0", "ink": "--jp-content-font-color1", "muted": "--jp-content-font-color2",
-    "grid": "--jp-border-color2", "band": "--jp-layout-color2",
-}  # fmt: skip
-_LIGHT = "".join(
-    f"--{n}:var({_LAB[n]},{light});" if n in _LAB else f"--{n}:{light};" for n, light in style.LIGHT.items()
-)
-_DARK = "".join(f"--{n}:{dark};" for n, (_, dark) in style.COLOURS.items() if n not in _LAB)
 STYLE = (
     "<style>"
-    f".sb-lab{{{_LIGHT}--sans:var(--jp-ui-font-family,sans-serif);font:13px/1.45 var(--sans);color:var(--ink);"
+    + style.lab_palette(".sb-lab")
+    + ".sb-lab{--sans:var(--jp-ui-font-family,sans-serif);font:13px/1.45 var(--sans);color:var(--ink);"
     "max-width:1080px;margin:.4em 0}"
-    f'[data-jp-theme-light="false"] .sb-lab{{{_DARK}}}'
     ".sb-lab .tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(118px,1fr));gap:8px 20px;"
     "margin:.5em 0 .9em}"
     ".sb-lab .tiles b{display:block;font-size:19px;line-height:1.25;font-weight:600;white-space:nowrap}"
