@@ -216,6 +216,16 @@ def test_a_run_is_followed_from_its_files(tmp_path: Path) -> None:
     assert state.left_s == pytest.approx(60, abs=1)
 
 
+def test_a_point_that_is_measured_again_is_done_when_it_is_new(tmp_path: Path) -> None:
+    book = Book(tmp_path)
+    old = {"sweep": "s", "engine": "vllm", "point": "c0001", "ttft_mean_s": 0.5, "started_at": "then"}
+    results.write_point(tmp_path, old)
+    follower = live.Follower(book, book.points)
+    assert follower.look().done == []
+    results.write_point(tmp_path, {**old, "ttft_mean_s": 0.2, "started_at": "now"})
+    assert follower.look().done == [(book.points[0], {"ttft_s": 0.2, "tpot_s": None})]
+
+
 def test_a_torn_row_waits_for_its_end(tmp_path: Path) -> None:
     book = Book(tmp_path)
     follower = live.Follower(book, book.points)
@@ -250,11 +260,15 @@ def test_explore_runs_without_a_front_end(tmp_path: Path) -> None:
     import nbformat
 
     book = nbformat.read(ROOT / "notebooks/explore.ipynb", as_version=4)
+    fault = nbformat.v4.new_code_cell("explore.predict(promt_tokens=5)", metadata={"tags": ["raises-exception"]})
+    book.cells.append(fault)
     nbclient.NotebookClient(
         book, kernel_name="python3", resources={"metadata": {"path": str(ROOT / "notebooks")}},
         store_widget_state=False, extra_arguments=["--IPKernelApp.log_level=CRITICAL"],
     ).execute()  # fmt: skip
     assert "widgets" not in book.metadata
+    [error] = book.cells.pop().outputs  # a user's fault is one line in a cell too
+    assert error.traceback == ["ServebookError: explore: no setting 'promt_tokens'. " + error.evalue.partition(". ")[2]]
     page, _ = nbconvert.HTMLExporter(template_name="basic").from_notebook_node(book)
     assert page.count("<svg") >= 8 and "need a running kernel" in page and "What would change it" in page
 

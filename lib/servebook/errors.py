@@ -14,3 +14,7 @@ class ServebookError(Exception):
     def line(self) -> str:
         head = f"{self.where}: {self.what}" if self.where else self.what
         return f"{head}. {self.fix}" if self.fix else head
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook's cell shows: the line as well, and no traceback (IPython asks for it by this name)."""
+        return [f"{type(self).__name__}: {self.line()}"]

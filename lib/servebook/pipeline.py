@@ -102,6 +102,7 @@ def run(params_path: str, *, only: str | None = None, command: list[str] | None 
     measured is not measured again.
     """
     os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # the kernel of this Python, whatever else is called python3
+    os.environ.pop("JPY_SESSION_NAME", None)  # started from a notebook's cell, it is still not a person at work
     book = Book.open(params_path, create=True)
     plan = steps(book.params, params_path)
     if only and only != "report":
