@@ -17,6 +17,7 @@ from servebook import results
 from servebook.errors import ServebookError
 from servebook.load import PointSpec, measure_point, measure_point_sync, measure_ramp_sync
 from servebook.load.arrivals import schedule
+from servebook.load.client import Client
 from servebook.load.point import rule_of
 from servebook.load.prompts import Bodies, Prompts
 from servebook.load.window import Rule
@@ -249,6 +250,20 @@ def test_a_client_whose_event_loop_stands_still_makes_the_point_suspect() -> Non
         p = measure(server, closed(4), Rule(4, 40, 40, 0, 60), on_progress=lambda _: time.sleep(0.3))
     assert p["client_loop_lag_p99_s"] > 0.1 and p["verdict"] == "suspect"
     assert any(r.startswith("client-limited: its event loop lagged") for r in p["reasons"])
+
+
+def test_a_client_that_wakes_late_does_not_charge_it_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Client._tapped
+
+    async def late(*of: Any) -> None:
+        await read(*of)
+        await asyncio.sleep(0.05)  # the stream has ended, its reader does not know yet
+
+    monkeypatch.setattr(Client, "_tapped", staticmethod(late))
+    with serving(Behaviour(ttft_s=0.02, itl_s=0.005)) as server:  # 95 ms a request
+        p = measure(server, closed(4), Rule(4, 32, 32, 0, 20))
+    assert abs(p["little_error"]) < 0.1 and p["in_flight_mean"] < 3.2 and p["client_gap_mean_s"] > 0.04
+    assert any("requests in flight, not 4" in r for r in p["reasons"])
 
 
 def test_replayed_arrivals_are_sent_when_they_were() -> None:

@@ -179,7 +179,8 @@ class Client:
             reply.error = "server closed the connection without an answer"
         except (aiohttp.ClientError, OSError) as error:
             reply.error = f"{type(error).__name__}: {error}"[:300]
-        reply.end = now()
+        # when the stream's end came: that this task was woken later is the client's doing, not the server's
+        reply.end = now() if reply.error else reply.stream.heard or now()
         self._settle(reply)
         if self._key and reply.error:  # servers quote the key that they refuse; errors are stored
             reply.error = reply.error.replace(self._key, "[key]")

@@ -43,12 +43,13 @@ class TokenStream:
     """Collects one response. After `finish`: `times`/`counts` are the reads that completed token events and the
     number of events each; `tokens`, `prompt_tokens`, `cached_tokens` come from the server's usage (None if absent);
     `first_tokens` is the token count of the first event (None: not told); `error` is the server's message if it sent
-    one; `ended` says that the server marked the end. keep: the answer itself is wanted afterwards.
+    one; `ended` says that the server marked the end; `heard` is when the last read of any kind came. keep: the answer
+    itself is wanted afterwards.
     """
 
     __slots__ = (
         "_lead", "_recent", "_started", "_tail", "cached_tokens", "counts", "ended", "error", "first_tokens",
-        "prompt_tokens", "times", "tokens",
+        "heard", "prompt_tokens", "times", "tokens",
     )  # fmt: skip
 
     def __init__(self, *, keep: bool = False) -> None:
@@ -60,6 +61,7 @@ class TokenStream:
         self.first_tokens: int | None = None
         self.error: str | None = None
         self.ended = False
+        self.heard = 0.0
         self._started = False
         self._lead: list[float] = []  # events before the first sure token that may have been tokens
         self._tail = b""
@@ -68,6 +70,7 @@ class TokenStream:
 
     def feed(self, data: bytes, now: float) -> None:
         """Take what one read returned, stamped at its arrival."""
+        self.heard = now
         if self._tail:
             data = self._tail + data
             self._tail = b""
@@ -108,7 +111,7 @@ class TokenStream:
     def finish(self) -> None:
         """Settle what the stream's end tells: usage, errors, and which events carried no token."""
         if self._tail:  # a last line without its line feed
-            self.feed(b"\n", self.times[-1] if self.times else 0.0)
+            self.feed(b"\n", self.heard)
         # the last dozen events: a line each, a blank one, perhaps a comment with its own
         lines = _data_lines(b"\n".join(b"".join(self._recent).rsplit(b"\n", 60)[-60:]))
         usage: dict[str, Any] | None = None
