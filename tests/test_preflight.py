@@ -11,10 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from servebook import hardware, preflight
+import yaml
+from servebook import cli, hardware, preflight
 from servebook.errors import ServebookError
 from servebook.params import RunParams
 from test_hardware import FakeNvml
@@ -279,6 +281,19 @@ def test_model_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert check.status == "fail" and "HF_HUB_OFFLINE" in check.detail
 
 
+def test_a_model_that_cannot_be_had_is_a_finding_and_takes_no_retries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("SERVEBOOK_OUTPUTS", str(tmp_path))
+    path = tmp_path / "r.yaml"
+    path.write_text(yaml.safe_dump({**BASE, "model": {"hub": "nobody/nothing"}}))
+    begun = time.monotonic()
+    assert cli.main(["preflight", str(path)]) == 1
+    assert time.monotonic() - begun < 10
+    assert "FAIL  model: nobody/nothing is not in the cache, and the Hub does not answer" in capsys.readouterr().out
+
+
 @contextlib.contextmanager
 def hub(status: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """A Hub that answers everything with one status; the paths it was asked for."""
@@ -309,10 +324,11 @@ def test_the_hub_is_asked_for_the_very_model(
     monkeypatch: pytest.MonkeyPatch, answer: int, status: str, words: str
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "planted-4711")
+    monkeypatch.setattr("servebook.model.load_shape", lambda *_: SimpleNamespace(weight_bytes=10**9))
     with hub(answer, monkeypatch) as asked:
         machine = preflight.Machine(run_params(model={"hub": "some/model", "revision": "v1"}), None, None)
         check = found("model", machine)
-    assert asked == ["/some/model/resolve/v1/config.json"]
+    assert set(asked) == {"/some/model/resolve/v1/config.json"}
     assert check.status == status and words in check.detail and "planted" not in f"{check}"
 
 

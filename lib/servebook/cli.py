@@ -151,11 +151,15 @@ def _plan(options: argparse.Namespace) -> int:
 def _preflight(options: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from . import preflight
-    from .book import Book
+    from . import params, preflight
+    from .book import find_params, outputs_folder
 
-    book = Book.open(options.params) if options.params else None
-    checks = preflight.run(book.params if book else None, book.base if book else None, book.dir if book else None)
+    if options.params:  # not through Book: a model that cannot be had is a finding like the others
+        path = find_params(options.params)
+        run = params.load(path)
+        checks = preflight.run(run, path.resolve().parent, outputs_folder() / run.run)
+    else:
+        checks = preflight.run(None, None, None)
     print(json.dumps([asdict(c) for c in checks], indent=1) if options.json else preflight.text(checks))
     return EXIT_FAULT if any(c.status == "fail" for c in checks) else 0
 

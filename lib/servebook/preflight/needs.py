@@ -83,6 +83,11 @@ def cached(wanted: params.ModelParams) -> bool:
     return (snapshot / "config.json").exists() and (wanted.weights == "dummy" or has_weights(snapshot))
 
 
+def to_fetch(wanted: params.ModelParams) -> bool:
+    """Whether a model of the Hub is not here and can be had."""
+    return not cached(wanted) and hub_refusal(wanted) is None
+
+
 def has_weights(folder: Path) -> bool:
     return any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "*.bin", "*.pt"))
 

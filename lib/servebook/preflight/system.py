@@ -21,12 +21,12 @@ GOOD_CLOCKS = {"tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_p
 
 def disk(m: Machine) -> Finding:
     wanted = [("results", existing(m.run_dir), RESULTS_GB)]
-    if m.params and m.params.model.hub and m.params.model.weights == "real" and not needs.cached(m.params.model):
+    if (asked := m.params and m.params.model) and asked.hub and asked.weights == "real" and needs.to_fetch(asked):
         from .. import model
 
         with contextlib.suppress(ServebookError):
-            weights_gb = 1.1 * model.load_shape(m.params.model, m.base).weight_bytes / 1e9
-            wanted.append(("weights", existing(needs.hub_folder(m.params.model.hub)), weights_gb))
+            weights_gb = 1.1 * model.load_shape(asked, m.base).weight_bytes / 1e9
+            wanted.append(("weights", existing(needs.hub_folder(asked.hub)), weights_gb))
     by_disk: dict[int, list[tuple[str, Path, float]]] = {}
     for need in wanted:  # two needs on one disk need their sum
         by_disk.setdefault(os.stat(need[1]).st_dev, []).append(need)
