@@ -7,16 +7,10 @@ that no kernel's death leaves it running and no notebook's end stops it.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import json
-import logging
 import os
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,14 +19,15 @@ from . import preflight
 from .book import Book
 from .engines.process import GPU_SLACK_GIB
 from .errors import ServebookError
+from .execution import execute
 from .measuring import NO_RESTART
+from .orderly import orderly_signals, single_run
 from .params import RunParams
 from .sessions import ENDING
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 FIRST = ("00_preflight", "01_prediction")
 SERVING = "02_serving"
-KERNEL = "python3"
 LAST = ("07_analysis", "08_post")
 
 
@@ -113,7 +108,7 @@ def run(params_path: str, *, only: str | None = None, command: list[str] | None 
     elif only == "report":
         plan = []
     outcome = Outcome(warnings=preflight.warnings(book.params, book.base))
-    with _single_run(book.dir), _orderly_signals():
+    with single_run(book.dir), orderly_signals():
         book.begin_session(command)
         outcome.warnings += filter(None, [book.left_out()])
         progress = Progress(book, len(plan))
@@ -223,157 +218,6 @@ class _Bench:
             engine.stop()
         if (left := engine.facts.get("gpu_gib_left") or 0.0) > GPU_SLACK_GIB:
             self._outcome.warnings.append(f"{engine.name} has ended, but {left:.1f} GiB of GPU memory are not back")
-
-
-def execute(
-    source: Path, target: Path, parameters: dict[str, Any], *, on_retry: Callable[[str], None] = lambda _: None
-) -> None:
-    """Run one notebook with papermill. A failure keeps the partial copy as NAME.failed.ipynb and raises ServebookError.
-
-    The finished copy appears under its name only when every cell ran, so that a failed notebook is never published.
-    A notebook whose kernel died is run once more: what it had measured is kept.
-    """
-    import papermill
-    from jupyter_client.kernelspec import NoSuchKernel
-    from nbclient.exceptions import DeadKernelError
-    from papermill.exceptions import PapermillException
-
-    if not source.exists():
-        raise ServebookError("no such notebook", str(source), "Restore notebooks/ from the repository")
-    unknown = set(parameters) - set(papermill.inspect_notebook(str(source)))
-    if unknown:  # papermill itself only warns, and runs with the defaults
-        raise ServebookError(
-            f"has no parameter {', '.join(sorted(unknown))}", source.name, "Add it to the cell tagged parameters"
-        )
-    partial = target.with_name(target.name.replace(".ipynb", ".failed.ipynb"))
-    for attempt in (1, 2):
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            # the kernel's own log: it warns of loopback sockets at every start, and of every interruption
-            papermill.execute_notebook(
-                str(source), str(partial), parameters, kernel_name=KERNEL, progress_bar=False, cwd=str(source.parent),
-                extra_arguments=["--IPKernelApp.log_level=CRITICAL"],
-            )  # fmt: skip
-            break
-        except DeadKernelError as error:
-            if attempt == 2:
-                raise ServebookError(
-                    "its kernel died twice", source.name,
-                    "Look for the system's out-of-memory killer (dmesg), then run again: what is measured is kept",
-                ) from error  # fmt: skip
-            on_retry(f"the kernel of {source.name} died; running it again")
-        except NoSuchKernel as error:
-            raise ServebookError(
-                f"there is no Jupyter kernel {KERNEL!r}", source.name, "Install ipykernel in this Python"
-            ) from error
-        except OSError as error:
-            raise ServebookError(
-                f"cannot write the executed copy ({error.strerror or error})", str(partial),
-                "Free space or permissions there, then run again: what is measured is kept",
-            ) from error  # fmt: skip
-        except (PapermillException, RuntimeError) as error:
-            raise _notebook_fault(source, partial, error) from error
-    cells = json.loads(partial.read_text())["cells"]
-    unrun = [
-        i for i, c in enumerate(cells) if c["cell_type"] == "code" and c["source"] and c.get("execution_count") is None
-    ]
-    if unrun:  # a cell that calls sys.exit(0), or a kernel that died, ends a notebook that papermill calls finished
-        raise ServebookError(
-            f"stopped before cell {unrun[0]} without an error", source.name, f"Open {partial} to see how far it came"
-        )
-    partial.replace(target)
-
-
-def _notebook_fault(source: Path, partial: Path, error: Exception) -> ServebookError:
-    name, value = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
-    first_line = str(value).strip().splitlines()[0] if str(value).strip() else name
-    what = first_line if name == "ServebookError" else f"{name}: {first_line}"
-    return ServebookError(
-        what.rstrip("."),
-        _failed_cell(source, partial),
-        f"The copy up to there is {partial}; mend it and run again: what is measured is kept",
-    )
-
-
-def _failed_cell(source: Path, partial: Path) -> str:
-    """The notebook and the failed cell as its author counts, from 1, with the heading above it."""
-    try:
-        ran = json.loads(partial.read_text(encoding="utf-8"))["cells"]
-    except (OSError, ValueError):
-        return source.name
-    failed = next((c for c in ran if any(o["output_type"] == "error" for o in c.get("outputs", []))), None)
-    cells = json.loads(source.read_text(encoding="utf-8"))["cells"]
-    index = next((i for i, c in enumerate(cells) if failed and c.get("id") == failed.get("id")), None)
-    if index is None:
-        return source.name
-    above = [
-        line
-        for c in cells[:index]
-        if c["cell_type"] == "markdown"
-        for line in "".join(c["source"]).splitlines()
-        if line.startswith("#")
-    ]
-    return f"{source.name}, cell {index + 1}" + (f" (under {above[-1].lstrip('# ')!r})" if above else "")
-
-
-@contextlib.contextmanager
-def _single_run(run_dir: Path) -> Iterator[None]:
-    try:
-        lock = (run_dir / ".lock").open("w")
-    except OSError as error:
-        raise ServebookError(
-            f"cannot write the run's folder ({error.strerror})", str(run_dir),
-            "Change its permissions, or set SERVEBOOK_OUTPUTS to another folder",
-        ) from None  # fmt: skip
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ServebookError(
-                "another run is writing here", str(run_dir), "Wait for it, or give this run another name"
-            ) from None
-        yield
-
-
-@contextlib.contextmanager
-def _orderly_signals() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and a closed terminal unwind, and engines and kernels end in order; the second time, at once."""
-    asked = False
-
-    def unwind(*_: Any) -> None:
-        nonlocal asked
-        if asked:
-            _end_now()
-        asked = True
-        # what is interrupted leaves tasks that nobody waits for; asyncio would show their tracebacks at the end
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    heard = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-        heard.append(signal.SIGHUP)
-    before = {number: signal.signal(number, unwind) for number in heard}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _end_now() -> None:
-    """SIGKILL to everything that this process brought about, and out."""
-    import psutil
-
-    below = psutil.Process().children(recursive=True)
-    for process in below:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(below, timeout=5)
-    os.write(2, b"\nservebook: ended at once; what was measured is kept, run again to go on\n")
-    os._exit(130)
 
 
 class Progress:
