@@ -206,7 +206,7 @@ def test_a_run_is_followed_from_its_files(tmp_path: Path) -> None:
     for figure in re.findall(r"<figure>.*?</figure>", drawn):
         assert len(ET.fromstring(figure).findall(".//circle")) == 1
     assert follower.interrupted().endswith(
-        "interrupted with 0 of 3 points done; the 3 requests of c0001 are in its rows"
+        "interrupted with 0 of 3 points done; the 5 requests of c0001 are in its rows"
     )
     results.write_point(
         tmp_path, {"sweep": "s", "engine": "vllm", "point": "c0001", "ttft_mean_s": 0.2, "tpot_mean_s": 0.01}

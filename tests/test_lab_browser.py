@@ -128,6 +128,8 @@ def test_a_sweep_by_hand_is_watched_and_interrupted(
     assert sum(r["ok"] for r in rows) >= 3 and sum(not r["ok"] for r in rows) <= 1  # the one that was in flight
     assert process._ours(record["token"]) == [] and not process.is_same(record["guard"])
     book = saved(lab, file)
+    [error] = [o for o in outputs_of(book) if o["output_type"] == "error"]
+    assert len(error["traceback"]) == 1  # what is kept, and nothing of the load generator's insides
     kinds = {key for o in outputs_of(book) for key in o.get("data", {})}
     assert "widgets" not in book["metadata"] and "application/vnd.jupyter.widget-view+json" not in kinds
     assert 'class="bar"' not in json.dumps(book)

@@ -28,6 +28,7 @@ def measure(book: Book, sweep: str, engine: str, *, progress: bool = True) -> No
     todo = book.ledger.todo(book.specs(engine, sweep))
     if todo:
         with live.watching(book, todo), contextlib.ExitStack() as running:
+            running.callback(results.write_points_csv, book.dir)  # an interruption's points too
             _Measuring(book, engine, running, progress).run(todo)
 
 
@@ -70,7 +71,6 @@ class _Measuring:
                     break
             else:
                 failed_in_a_row = 0
-        results.write_points_csv(book.dir)
 
     def _point(self, spec: PointSpec, server: Any, left_s: float | None) -> str | None:
         """Measure and store one point; why the engine failed, None where it did not."""

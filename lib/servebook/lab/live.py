@@ -47,11 +47,17 @@ def watching(book: Book, specs: Sequence[PointSpec]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        view.hear(view.follower.interrupted(), True)
-        raise
+        raise Interrupted(view.follower.interrupted()) from None
     finally:
         book.listener = None
         view.close()
+
+
+class Interrupted(KeyboardInterrupt):
+    """The stop button: what is kept, in one line, and no traceback through the load generator."""
+
+    def _render_traceback_(self) -> list[str]:  # IPython asks for it by this name
+        return [f"{self}. Run the cell again to go on."]
 
 
 @dataclass
@@ -79,7 +85,7 @@ class Follower:
         self.said, self.engine_is_up = "", False
         self.began = time.monotonic()
         self._points: dict[str, Mapping[str, float | None]] = {}
-        self._old = {s.point for s in self.todo if self._stored(s)}  # measured again: what stands there is not it
+        self._before = {s.point: self._stored(s) for s in self.todo}  # measured again: what stands there is not it
         self._tail: _Tail | None = None
         self._now: PointSpec | None = None
         self._now_began = self.began
@@ -104,7 +110,8 @@ class Follower:
         """What an interruption leaves, in one line."""
         state = self.look()
         kept = len(self.todo) - sum(not self._complete(s) for s in self.todo)
-        of_now = f"; the {state.rows} requests of {state.now.point} are in its rows" if state.now and state.rows else ""
+        rows = self._tail.rows if self._tail else 0
+        of_now = f"; the {rows} requests of {state.now.point} are in its rows" if state.now and rows else ""
         return f"{self.sweep} {self.engine}: interrupted with {kept} of {len(self.todo)} points done{of_now}"
 
     def _left(self, left: Sequence[PointSpec]) -> float | None:
@@ -116,13 +123,12 @@ class Follower:
         return max(walls[0] - spent, 0.0) + sum(walls[1:])
 
     def _complete(self, spec: PointSpec) -> bool:
-        if spec.point not in self._points and (point := self._stored(spec)):
-            if spec.point in self._old and (
-                self._rows_path(spec).stat().st_mtime < time.time() - (time.monotonic() - self.began)
-            ):
+        if spec.point not in self._points:
+            point = self._stored(spec)
+            if point is None or point == self._before.get(spec.point):
                 return False
             self._points[spec.point] = {m: point.get(m.replace("_s", "_mean_s")) for m in METRICS}
-        return spec.point in self._points
+        return True
 
     def _stored(self, spec: PointSpec) -> dict[str, Any] | None:
         return results.read_point(self.run_dir, spec.sweep, spec.engine, spec.point)
@@ -138,6 +144,11 @@ class _Tail:
         self.path, self.offset, self.began = path, 0, time.time()
         self.sums = {phase: {m: [0.0, 0] for m in METRICS} for phase in (True, False)}
         self.count = {True: 0, False: 0}
+
+    @property
+    def rows(self) -> int:
+        """Answers read so far, the warm-up's among them."""
+        return sum(self.count.values())
 
     def read(self) -> tuple[dict[str, float | None], int, bool]:
         """(means, number of requests, whether they are the warm-up's)"""
@@ -185,7 +196,7 @@ class _View:
     def close(self) -> None:
         self._ended.set()
         self._thread.join(5)
-        self._handle.update({"text/plain": "\n".join(self._lines) or "nothing was measured"}, raw=True)
+        self._handle.update({"text/plain": "\n".join(self._lines) or "no point was completed"}, raw=True)
 
     def _follow(self) -> None:
         while not self._ended.wait(EVERY_S):
