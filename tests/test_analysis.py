@@ -109,3 +109,14 @@ def test_a_run_without_an_account_of_its_time_is_told_from_its_points():
 def test_points_in_doubt_come_with_their_reasons():
     doubt = point("hf", 1) | {"verdict": "suspect", "reasons": ["a", "b"]}
     assert analysis.suspects([point("vllm", 1), doubt])["reasons"].tolist() == ["a; b"]
+
+
+def test_parts_too_small_to_see_are_one_and_nothing_is_lost():
+    predicted = [
+        {"sweep": "s", "point": "c0001", "waterfall": [
+            ["roofline says", 0.01], ["host", 0.002], ["launching", 5e-16], ["a", 3e-5], ["b", -1e-5],
+        ]}
+    ]  # fmt: skip
+    (drawn,) = analysis.waterfalls([point("vllm", 1, tpot_mean_s=0.01)], predicted, "vllm")
+    assert [label for label, _ in drawn["parts"]] == ["roofline says", "host", "small parts"]
+    assert sum(v for _, v in drawn["parts"]) == pytest.approx(0.01202)

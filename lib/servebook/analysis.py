@@ -5,7 +5,7 @@ Every function takes the run's points (one row a point, schema results.POINT_KEY
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -154,9 +154,9 @@ def waterfalls(points: Any, predicted: Iterable[Mapping[str, Any]], engine: str)
             if p and row["tpot_mean_s"]:
                 at = f"at C = {row['concurrency']:.0f}, {row['prompt_tokens']:,.0f} in"
                 shared = {"engine": engine}
-                parts = [(label, seconds) for label, seconds in p["waterfall"]]
+                first_part, *rest = p["waterfall"]
                 tpot = {
-                    "parts": parts,
+                    "parts": [tuple(first_part), *_small_together(rest, sum(v for _, v in p["waterfall"]))],
                     "measured": row["tpot_mean_s"],
                     "what": f"TPOT {at}",
                     "id": f"waterfall-{sweep}",
@@ -174,11 +174,16 @@ def first_token_parts(parts: Mapping[str, float]) -> list[tuple[str, float]]:
     """TTFT by cause: the prompt's own prefill, then the rest by size; what is below 0.5 % in sum as one."""
     from .explain import LABELS
 
-    floor = 0.005 * sum(parts.values())
-    named = [(LABELS.get(n, n.removesuffix("_s").replace("_", " ")), v) for n, v in parts.items() if v >= floor]
+    named = [(LABELS.get(n, n.removesuffix("_s").replace("_", " ")), v) for n, v in parts.items()]
     named.sort(key=lambda part: (part[0] != LABELS["own_prefill_s"], -part[1]))
-    small = sum(v for v in parts.values() if v < floor)
-    return [*named, ("small parts", small)] if small and named else named
+    return _small_together(named, sum(parts.values()))
+
+
+def _small_together(parts: Sequence[Sequence[Any]], total_s: float) -> list[tuple[str, float]]:
+    """Parts (label, seconds) with those below 0.5 % of the total in one, which is left out where it would show as 0."""
+    kept = [(label, v) for label, v in parts if abs(v) >= 0.005 * total_s]
+    small = sum(v for _, v in parts) - sum(v for _, v in kept)
+    return [*kept, ("small parts", small)] if abs(small) >= 0.0005 * total_s and kept else kept
 
 
 def run_cost(
