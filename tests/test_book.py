@@ -115,7 +115,7 @@ def test_points_that_the_parameters_dropped_are_left_out_until_they_are_back(tmp
     assert book.left_out() is None and len(book.stopped()) == 1
     book = opened("prompt_tokens: [64, 256, 512, 1024]", "prompt_tokens: [64]")
     assert points(book) == sorted(set(there) - {there[1]}) and book.stopped() == []
-    assert book.left_out() == "1 stored point is not in these parameters and left out"
+    assert book.left_out() == "1 stored point is of other parameters and left out"
     predicted = [p for e in book.predictions()["frozen"] for p in e["points"] if p["sweep"] == "prompt_length"]
     assert {p["point"] for p in predicted} == {"p00064"} and len(book._ink()["frozen"][0]["points"]) > len(predicted)
     assert [f.name for f in (book.dir / "requests/prompt_length/vllm").iterdir() if f.name.endswith(".json")] == [

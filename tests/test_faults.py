@@ -468,10 +468,16 @@ def test_changed_parameters_measure_what_changed_and_say_why(
     said = capsys.readouterr().out
     assert "c0004 done" in said and "c0001" not in said and measured(book) == ["c0001", "c0002", "c0004"]
     assert all((book.dir / f"requests/short_prompts/e/{p}.json").read_bytes() == b for p, b in before.items())
-    book = book_of(mock, c="[1, 2]", load=LOAD.replace("max_requests: 40", "max_requests: 50"))
+    other = LOAD.replace("max_requests: 40", "max_requests: 50")
+    book = book_of(mock, c="[1, 2]", load=other)
+    assert measured(book) == [] and book.left_out() == "3 stored points are of other parameters and left out"
+    book = book_of(mock, c="[1, 2, 4]")  # back again
+    assert measured(book) == ["c0001", "c0002", "c0004"] and book.left_out() is None
+    book = book_of(mock, c="[1, 2]", load=other)
     book.measure("short_prompts", "e")
     said = capsys.readouterr().out
     assert "c0001: measured again, load.max_requests was 40, is 50" in said
+    assert measured(book) == ["c0001", "c0002"] and (book.left_out() or "").startswith("1 stored point is")
     aside = book.dir / "requests/short_prompts/e"
     assert (aside / "c0001.json.old1").read_bytes() == before["c0001"] and (aside / "c0001.jsonl.old1").exists()
 

@@ -90,29 +90,35 @@ class Ledger:
     # --- points of other parameters -----------------------------------------------------------------------------
 
     def sort(self) -> None:
-        """Put points that these parameters do not have where nothing reads them, and take back those they have again.
+        """Put points of other parameters where nothing reads them, and take back those that are of these again.
 
         A sweep of shares of a capacity that is not predicted yet has no points so far: what is stored of it stays.
         """
-        run = self._run
-        has = {self._point_file(s) for s in run.all_specs()}
+        run, ingredients = self._run, files.read_json(self._ingredients_file) or {}
+        has = {self._point_file(s): s for s in run.all_specs()}
         for path in self._dir.glob("requests/*/*/*.json"):
             sweep, engine = path.parent.parent.name, path.parent.name
             named = sweep in run.params.sweeps and engine in run.params.engines and run.takes_part(engine, sweep)
             unknown = named and not run.specs(engine, sweep)
-            if path not in has and not unknown:
-                path.replace(path.with_name(path.name + LEFT_OUT))
-        for path in has:
-            aside = path.with_name(path.name + LEFT_OUT)
-            if aside.exists() and not path.exists():
-                aside.replace(path)
+            if not unknown and not (path in has and self._of_these(path, has[path], ingredients)):
+                path.replace(_aside(path))
+        for path, spec in has.items():
+            if _aside(path).exists() and not path.exists() and self._of_these(_aside(path), spec, ingredients):
+                _aside(path).replace(path)
+
+    def _of_these(self, path: Path, spec: PointSpec, ingredients: Mapping[str, Any]) -> bool:
+        """Whether a stored point was made with these parameters, as far as that is known."""
+        made_with = ingredients.get(str((files.read_json(path) or {}).get("fingerprint"))) or {}
+        now = json.loads(json.dumps(self.made_with(spec)))
+        given = [k for k in ("spec", "model", "engine", "load") if k in made_with]
+        return not any(files.differences(made_with[k], now[k]) for k in given)
 
     def left_out(self) -> str | None:
-        """How many stored points these parameters do not have, as a sentence; None where there are none."""
+        """How many stored points are of other parameters, as a sentence; None where there are none."""
         count = len(list(self._dir.glob(f"requests/*/*/*.json{LEFT_OUT}")))
         if not count:
             return None
-        return f"{count} stored point{'s are' if count > 1 else ' is'} not in these parameters and left out"
+        return f"{count} stored point{'s are' if count > 1 else ' is'} of other parameters and left out"
 
     # --- one point's way ----------------------------------------------------------------------------------------
 
@@ -121,6 +127,9 @@ class Ledger:
 
         Returns why it is measured again, None where it was not there.
         """
+        here = self._point_file(spec)
+        if _aside(here).exists() and not here.exists():  # of other parameters: it becomes an earlier attempt
+            _aside(here).replace(here)
         stored, why = self._stored(spec), None
         if stored:
             why = self._why_again(spec, stored)
@@ -222,6 +231,10 @@ class Ledger:
         for path in (rows, self._point_file(spec), results.series_path(self._dir, spec.sweep, spec.engine, spec.point)):
             if path.exists():
                 path.replace(path.with_name(f"{path.name}.old{number}"))
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(path.name + LEFT_OUT)
 
 
 def _cut_off(rows: Path) -> str:

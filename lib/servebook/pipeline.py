@@ -110,10 +110,10 @@ def run(params_path: str, *, only: str | None = None, command: list[str] | None 
     outcome = Outcome(warnings=preflight.warnings(book.params, book.base))
     with single_run(book.dir), orderly_signals():
         book.begin_session(command)
-        outcome.warnings += filter(None, [book.left_out()])
         progress = Progress(book, len(plan))
         try:
             _execute(book, plan, progress, outcome)
+            outcome.warnings += filter(None, [book.left_out()])
             try:
                 outcome.report = report(book, params_path)
             except ServebookError as error:
