@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from array import array
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ async def watch(
 ) -> AsyncIterator[dict[str, Any]]:
     """Scrape, measure the client itself, and report progress while the load runs; yields the client's health."""
     health: dict[str, Any] = {}
-    lags: list[float] = []
+    lags = array("d")
     cpu_at_window = time.thread_time()
 
     async def lag() -> None:
