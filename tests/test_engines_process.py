@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from servebook.engines import ports, process
+from servebook.engines import ports, process, records
 from servebook.errors import ServebookError
 
 DOUBLE = str(Path(__file__).with_name("engine_double.py"))
@@ -56,13 +56,13 @@ def test_started_joined_and_stopped(tmp_path: Path) -> None:
     server = process.launch("e", double(), tmp_path)
     record = json.loads((tmp_path / "engines/e.json").read_text())
     assert record["url"] == server.url and record["version"] == "9.9" and record["startup_s"] > 0
-    joined = process.join(tmp_path, "e")
+    joined = records.join(tmp_path, "e")
     assert joined is not None and joined.url == server.url and not joined.owned
     joined.stop()  # not its to end
     assert server.alive() and joined.alive()
     pid = server.pid
     server.stop()
-    assert pid and gone(pid) and not joined.alive() and process.join(tmp_path, "e") is None
+    assert pid and gone(pid) and not joined.alive() and records.join(tmp_path, "e") is None
     record = json.loads((tmp_path / "engines/e.json").read_text())
     assert record["process"] is None and record["version"] == "9.9", "facts stay for the report"
 
@@ -80,7 +80,7 @@ def test_nothing_outlives_a_sigkill(tmp_path: Path, quick: None, victim: str) ->
     server.wait(8.0)
     assert not server.alive() and gone(pid)
     if victim == "guard":  # the child of a server whose guard is gone too is ended by the next start
-        process.clear_stale(tmp_path, "e")
+        records.clear_stale(tmp_path, "e")
     assert gone(child)
     server.stop()
 
@@ -150,19 +150,19 @@ def test_given_port_is_used_again_at_once(tmp_path: Path) -> None:
 def test_stale_record_ends_only_what_carries_its_token(tmp_path: Path) -> None:
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     leftover = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, process.TOKEN: "t1"}
+        [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, records.TOKEN: "t1"}
     )
-    while process.TOKEN not in environ_of(leftover.pid):  # the kernel shows it a moment after the start
+    while records.TOKEN not in environ_of(leftover.pid):  # the kernel shows it a moment after the start
         time.sleep(0.01)
     dead = {"pid": 1, "started_ticks": -1, "boot": "x"}
     record = {"kind": "vllm", "url": "http://127.0.0.1:1", "model": "m"}
-    who = process.identity(stranger.pid) | {"started_ticks": 1}  # the pid went to somebody else since
+    who = records.identity(stranger.pid) | {"started_ticks": 1}  # the pid went to somebody else since
     process.write_record(
-        process.record_of(tmp_path, "e"),
+        records.record_of(tmp_path, "e"),
         {**record, "process": {"token": "t1", "owner": dead, "guard": dead, "server": who}},
     )
-    assert process.join(tmp_path, "e") is None
-    process.clear_stale(tmp_path, "e")
+    assert records.join(tmp_path, "e") is None
+    records.clear_stale(tmp_path, "e")
     assert gone(leftover.pid) and stranger.poll() is None
     stranger.kill()
     stranger.wait()
@@ -170,12 +170,12 @@ def test_stale_record_ends_only_what_carries_its_token(tmp_path: Path) -> None:
 
 def test_engine_of_a_living_owner_is_not_ended(tmp_path: Path) -> None:
     with process.launch("e", double(), tmp_path) as server:
-        path = process.record_of(tmp_path, "e")
+        path = records.record_of(tmp_path, "e")
         record = json.loads(path.read_text())
-        record["process"]["owner"] = process.identity(os.getppid())
+        record["process"]["owner"] = records.identity(os.getppid())
         path.write_text(json.dumps(record))
         with pytest.raises(ServebookError, match="already runs"):
-            process.clear_stale(tmp_path, "e")
+            records.clear_stale(tmp_path, "e")
         assert server.alive()
 
 
@@ -207,7 +207,7 @@ def test_folder_that_cannot_be_written_is_one_line_and_leaves_nothing(
     before = set(psutil.pids())
     with pytest.raises(ServebookError, match=r"No space left on device"):
         process.launch("e", double(), tmp_path / "other")
-    started = [p for p in set(psutil.pids()) - before if process.TOKEN in environ_of(p)]
+    started = [p for p in set(psutil.pids()) - before if records.TOKEN in environ_of(p)]
     assert all(gone(p) for p in started)
 
 

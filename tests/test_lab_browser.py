@@ -13,7 +13,7 @@ import nbconvert
 import psutil
 import pytest
 from servebook import results
-from servebook.engines import process
+from servebook.engines import records
 
 pytestmark = [
     pytest.mark.browser,
@@ -116,7 +116,7 @@ def test_a_sweep_by_hand_is_watched_and_interrupted(
     lab.until(f"/C = 1, so far: TTFT [\\d.]+ .*TPOT/.test({shown})", "figures so far")
     lab.until("here.node.querySelector('.sb-lab circle')", "a growing plot")
     run = outputs / "by-hand"
-    record = json.loads(process.record_of(run, "hf").read_text())["process"]
+    record = json.loads(records.record_of(run, "hf").read_text())["process"]
     assert psutil.pid_exists(record["server"]["pid"])
     lab.click("[data-command='notebook:interrupt-kernel']")
     lab.until(
@@ -126,7 +126,7 @@ def test_a_sweep_by_hand_is_watched_and_interrupted(
     jupyter_lab.until(lab.idle, "an idle kernel")
     rows = results.read_rows(results.rows_path(run, "short_prompts", "hf", "c0001"))
     assert sum(r["ok"] for r in rows) >= 3 and sum(not r["ok"] for r in rows) <= 1  # the one that was in flight
-    assert process._ours(record["token"]) == [] and not process.is_same(record["guard"])
+    assert records.ours(record["token"]) == [] and not records.is_same(record["guard"])
     book = saved(lab, file)
     [error] = [o for o in outputs_of(book) if o["output_type"] == "error"]
     assert len(error["traceback"]) == 1  # what is kept, and nothing of the load generator's insides

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import ServebookError
 from ..params import RunParams
-from . import process
+from . import records
 from .base import Engine
 
 
@@ -31,14 +31,14 @@ def start(params: RunParams, name: str, run_dir: Path, *, base: Path) -> Engine:
     in use, or (one that runs elsewhere) is not there.
     """
     kind = _kind(params, name)
-    process.clear_stale(run_dir, name)
+    records.clear_stale(run_dir, name)
     started: Engine = kind.start(params, name, run_dir, base)
     return started
 
 
 def join(run_dir: Path, name: str) -> Engine | None:
     """The engine `name` of this run that already runs and answers, else None. Its owner ends it, not the caller."""
-    return process.join(run_dir, name)
+    return records.join(run_dir, name)
 
 
 def ensure(params: RunParams, name: str, run_dir: Path, base: Path) -> Engine:
@@ -51,7 +51,7 @@ def restart(params: RunParams, name: str, run_dir: Path, base: Path) -> Engine:
 
     Raises ServebookError as start does, and for a server that runs elsewhere and does not answer.
     """
-    process.end_recorded(run_dir, name)
+    records.end_recorded(run_dir, name)
     return start(params, name, run_dir, base=base)
 
 

@@ -16,7 +16,8 @@ from ..errors import ServebookError
 from ..params import OpenAIEngine, RunParams
 from .base import Engine, blank_facts, get_json, http_get, served_models, write_record
 from .facts import from_metrics, from_sglang, merge
-from .process import Launch, launch, record_of
+from .process import Launch, launch
+from .records import record_of
 from .vllm import server_environment
 
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")

@@ -1,0 +1,123 @@
+"""Records of servers, engines/<name>.json: who runs what, whether it still lives, and what of it is ours to end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+from ..errors import ServebookError
+from .base import Engine, healthy, read_record, write_record
+
+TOKEN = "SERVEBOOK_SERVER"  # environment variable that marks a server and all its children as one start's
+
+
+def log_of(run_dir: Path, name: str) -> Path:
+    return run_dir / "engines" / f"{name}.log"
+
+
+def record_of(run_dir: Path, name: str) -> Path:
+    return run_dir / "engines" / f"{name}.json"
+
+
+def identity(pid: int) -> dict[str, Any]:
+    """What tells a process from a later one with the same pid: its start in clock ticks since boot, and the boot."""
+    return {"pid": pid, "started_ticks": _started_ticks(pid), "boot": _boot_id()}
+
+
+def is_same(record: dict[str, Any] | None) -> bool:
+    """Whether the recorded process still lives (a zombie does not)."""
+    if not record or record.get("boot") != _boot_id():
+        return False
+    ticks = _started_ticks(record["pid"])
+    return ticks is not None and ticks == record.get("started_ticks")
+
+
+def _started_ticks(pid: int) -> int | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _boot_id() -> str | None:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+
+
+def join(run_dir: Path, name: str) -> Engine | None:
+    """The engine of this run that already runs and answers, None otherwise. It stays its owner's."""
+    record = read_record(record_of(run_dir, name))
+    process = record.pop("process", None)
+    if not process or not is_same(process.get("server")):
+        return None
+    if not healthy(record["url"], timeout_s=5.0):
+        return None
+    return Joined(name, record, process, log_of(run_dir, name))
+
+
+class Joined(Engine):
+    """A server that another process of this run owns."""
+
+    def __init__(self, name: str, facts: dict[str, Any], process: dict[str, Any], log: Path) -> None:
+        super().__init__(name, facts["url"], facts["model"], facts, owned=False, log=log)
+        self.kind = facts["kind"]
+        self._process = process
+
+    def alive(self) -> bool:
+        return is_same(self._process["server"])
+
+
+def clear_stale(run_dir: Path, name: str) -> None:
+    """End what an earlier run's engine of this name left behind; refuse if its owner is still at work.
+
+    Ours are the processes that carry the recorded start's token in their environment, whatever their parent is now.
+    """
+    process = read_record(record_of(run_dir, name)).get("process")
+    if not process:
+        return
+    left = ours(process["token"])
+    if left and is_same(process.get("owner")) and process["owner"]["pid"] != os.getpid():
+        raise ServebookError(
+            f"it already runs, started by process {process['owner']['pid']}", f"engines.{name}",
+            "Wait for that run, or end it",
+        )  # fmt: skip
+    end_processes(left)
+
+
+def end_recorded(run_dir: Path, name: str) -> None:
+    """End the engine of this name whoever of this run started it: it has failed, and is to be started again."""
+    path = record_of(run_dir, name)
+    record = read_record(path)
+    if process := record.get("process"):
+        end_processes(ours(process["token"]))
+        write_record(path, {**record, "process": None})
+
+
+def ours(token: str) -> list[int]:
+    """Living processes that were started with a token."""
+    mark, found = f"{TOKEN}={token}".encode(), []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in environ.read_bytes().split(b"\0"):
+                found.append(int(environ.parent.name))
+    return found
+
+
+def end_processes(pids: list[int], grace_s: float = 5.0) -> None:
+    """SIGTERM to processes, SIGKILL after the grace; returns when they are gone."""
+    import psutil
+
+    left = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            left.append(psutil.Process(pid))
+    for send in ("terminate", "kill"):
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                getattr(process, send)()
+        _, left = psutil.wait_procs(left, timeout=grace_s)
