@@ -14,9 +14,9 @@ from .style import LIGHT
 WIDTH, ROW, TEXT, VALUE = 430, 24, 150, 76  # px: of all, of a row, of the labels, of the values at the right
 
 
-def waterfall(parts: Sequence[tuple[str, float]], *, what: str, unit: str = "s") -> str:
-    """Where the time goes: from the first part, part by part, to the total. parts: (label, value), all in one unit."""
-    total = sum(v for _, v in parts)
+def waterfall(parts: Sequence[tuple[str, float]], *, what: str, total: float, unit: str = "s") -> str:
+    """Where the time goes: from the first part, part by part, to the total. parts: (label, value), all in one unit;
+    what is too small to see may be left out of them."""
     rows = [*parts, ("predicted", total)]
     reach, level = 0.0, 0.0
     for _, value in parts:

@@ -14,6 +14,7 @@ from typing import Any
 from .. import capacity, explain, hardware, model
 from ..errors import ServebookError
 from ..forecast import Outcome, Scenario, whole_rounds
+from ..predict import Forecaster
 from . import runs
 from .runs import Run
 from .setting import SAMPLES, Setting, engine_of, of_run
@@ -36,7 +37,7 @@ def predict(setting: Setting | None = None, **settings: Any) -> Forecast:
     if not math.isfinite((point["metrics"].get("e2e_s") or {}).get("value", 0.0)):
         point |= {"metrics": {}, "fits": False, "note": _overload(s)}
     met = capacity.carry(f, spec, s.slo, 0.0).met_share if point["fits"] else None
-    return Forecast(s, point, met, f.server.kv_tokens, HOW)
+    return Forecast(s, point, met, _kv_tokens(f), HOW)
 
 
 def glance(setting: Setting | None = None, **settings: Any) -> Forecast:
@@ -45,13 +46,13 @@ def glance(setting: Setting | None = None, **settings: Any) -> Forecast:
     f, spec = s.forecaster(), s.spec()
     point: dict[str, Any] = {"metrics": {}, "fits": False, "note": f.server.refuses(s.prompt_tokens, s.output_tokens)}
     if point["note"]:
-        return Forecast(s, point, None, f.server.kv_tokens)
+        return Forecast(s, point, None, _kv_tokens(f))
     scenario = Scenario(f.server, spec, f.load, running_gauge=f.running_gauge)
     count = GLANCE_ARRIVALS if s.rate_per_s else whole_rounds(max(120, 3 * s.concurrency), s.concurrency)
     result = scenario.simulate(f.best, f.seed, count, log=True)
     outcome = scenario.summarize(result, f.best)
     if not result.requests:
-        return Forecast(s, point | {"note": _overload(s)}, None, f.server.kv_tokens)
+        return Forecast(s, point | {"note": _overload(s)}, None, _kv_tokens(f))
     if s.rate_per_s:  # a simulated window happens to hold more or fewer arrivals than the rate asks for
         tokens = outcome.output_tok_per_s * s.rate_per_s / outcome.request_rate_per_s
         outcome = replace(outcome, request_rate_per_s=s.rate_per_s, output_tok_per_s=tokens)
@@ -61,7 +62,12 @@ def glance(setting: Setting | None = None, **settings: Any) -> Forecast:
         "waterfall": explain.waterfall(f.best, parts["tpot_s"]), "running_mean": outcome.running_mean,
     }  # fmt: skip
     how = f"A glance: one simulation of {count:,} requests. The interval follows."
-    return Forecast(s, point, capacity.met_share(result, s.slo), f.server.kv_tokens, how)
+    return Forecast(s, point, capacity.met_share(result, s.slo), _kv_tokens(f), how)
+
+
+def _kv_tokens(f: Forecaster) -> int:
+    """Of all replicas together."""
+    return f.server.kv_tokens * f.server.layout.data
 
 
 def _overload(s: Setting) -> str:

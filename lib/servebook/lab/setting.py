@@ -23,7 +23,8 @@ from . import runs
 NAMES = {"vllm": "vllm", "naive": "hf"}  # an engine's name where no run gives it one
 SAMPLES = 4  # draws behind an interval; a run's own predictions take 12
 # Settings that say how the model is served, as VllmEngine has them
-SERVING = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "tensor_parallel_size")
+PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+SERVING = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", *PARALLEL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,8 @@ class Setting:
     max_num_seqs: int | None = None
     max_model_len: int | None = None
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
     price_per_hour: float = 0.0
     ttft_slo_s: float | None = None
     tpot_slo_s: float | None = None
@@ -76,6 +79,10 @@ class Setting:
     @property
     def card(self) -> Gpu:
         return self.gpu if isinstance(self.gpu, Gpu) else _card(self.gpu)
+
+    @property
+    def gpus(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
     @property
     def load_text(self) -> str:
@@ -116,7 +123,7 @@ def of_run(run: runs.Run, engine: str, sweep: str | None = None) -> Setting:
         model=name, gpu=_named(run.gpu), engine="naive" if kind == "naive" else "vllm", dtype=dtype,
         quantization=m.quantization, kv_cache_dtype=m.kv_cache_dtype, ttft_slo_s=run.params.slo.ttft_s,
         tpot_slo_s=run.params.slo.tpot_s, price_per_hour=run.params.hardware.price_per_hour, run=run.name,
-        tensor_parallel_size=getattr(run.params.engines[engine], "tensor_parallel_size", 1),
+        **{k: getattr(run.params.engines[engine], k, 1) for k in PARALLEL},
     )  # fmt: skip
     measured = run.sweep(engine, sweep) if sweep else []
     if not measured:
@@ -186,7 +193,10 @@ def _forecaster(s: Setting, stamp: int) -> Forecaster:
     )
     if not as_run:
         # the constants are shares of datasheet figures, so they hold for other limits and weights on the same GPU
-        server = forecast.server(name, engine, s.shape, run.gpu, _still_true(facts, s, run))
+        known = _still_true(facts, s, run)
+        if not isinstance(engine, VllmEngine):  # what it is not started with it may still be thought to have
+            known |= given
+        server = forecast.server(name, engine, s.shape, run.gpu, known)
         return Forecaster(server, base.calibration, base.load, SAMPLES, base.seed, running_gauge=base.running_gauge)
     return base
 
@@ -205,7 +215,7 @@ def _calibrated(name: str, engine: str, stamp: int) -> Forecaster:
 def _still_true(facts: Mapping[str, Any], s: Setting, run: runs.Run) -> dict[str, Any]:
     """What the run's engine said of itself, without what the setting changes."""
     gone = {k for k in SERVING if getattr(s, k) is not None}
-    if replace(s.shape, name="") != replace(run.shape, name="") or s.tensor_parallel_size > 1:
+    if replace(s.shape, name="") != replace(run.shape, name="") or s.gpus > 1:
         gone |= {"kv_cache_tokens", "kv_cache_gib"}
     return {k: v for k, v in facts.items() if k not in gone}
 

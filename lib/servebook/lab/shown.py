@@ -91,7 +91,7 @@ class Forecast(Shows):
     @property
     def cost_per_million_tokens(self) -> float | None:
         """Of output; None without a price."""
-        price, rate = self.setting.price_per_hour * self.setting.tensor_parallel_size, self.output_tok_per_s
+        price, rate = self.setting.price_per_hour * self.setting.gpus, self.output_tok_per_s
         return price / 3600 / rate * 1e6 if price and rate else None
 
     def waterfalls(self) -> dict[str, list[tuple[str, float]]]:
@@ -108,7 +108,10 @@ class Forecast(Shows):
         """What a cell shows, without the style around it."""
         if not self.fits:
             return f'{_head(self.setting)}<p class="bad">{look.text(self.note)}</p>'
-        drawn = "".join(bars.waterfall(parts, what=metric) for metric, parts in self.waterfalls().items())
+        drawn = "".join(
+            bars.waterfall(parts, what=metric, total=self.value(f"{metric.lower()}_s") or 0.0)
+            for metric, parts in self.waterfalls().items()
+        )
         notes = "".join(f'<p class="soft">{look.text(n)}</p>' for n in (self.note, self.how) if n)
         return f'{_head(self.setting)}{look.tiles(self._tiles())}<div class="pair">{drawn}</div>{notes}'
 
@@ -233,7 +236,7 @@ def _shortened(parts: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
 def _head(s: Setting) -> str:
     made = [
         s.model,
-        s.card.name + (f" × {s.tensor_parallel_size}" if s.tensor_parallel_size > 1 else ""),
+        s.card.name + (f" × {s.gpus}" if s.gpus > 1 else ""),
         "vLLM" if s.engine == "vllm" else "naive server",
     ]
     made += [f"{s.quantization} weights"] if s.quantization else []
