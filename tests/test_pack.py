@@ -24,7 +24,10 @@ def run(tmp_path):
         for i in range(3):
             writer.write({"i": i, "phase": "measured", "ok": i < 2, "error": None if i < 2 else "HTTP 500",
                           "scheduled_s": None, "sent_s": 40.123456 + i, "first_s": 40.223457 + i if i < 2 else None,
-                          "prompt_tokens": 512 + k, "ttft_s": 0.100001, "gaps_ms": [5.01, 5.02]})  # fmt: skip
+                          "last_s": 40.733333 + i if i < 2 else None, "prompt_tokens": 512 + k,
+                          "output_tokens": 128, "first_event_tokens": 1, "ttft_s": 0.100001 if i < 2 else None,
+                          "tpot_s": 0.004015 if i < 2 else None, "e2e_s": 0.609877 if i < 2 else None,
+                          "gaps_ms": [5.01, 5.02]})  # fmt: skip
         writer.close()
         results.write_point(folder, {"sweep": "s", "engine": "e", "point": point, "requests": 2, "reasons": []})
     series = results.series_path(folder, "s", "e", "c0001")
@@ -49,7 +52,7 @@ def test_rows_series_and_points_are_the_same(run, tmp_path):
     before, after = (results.series_frame(d, "s", "e", "c0001") for d in (run, kept))
     pd.testing.assert_frame_equal(after, before, check_dtype=False, atol=1e-6, rtol=0)
     assert results.series_frame(kept, "s", "e", "c0002").empty
-    assert (kept / "predictions.json").read_bytes() == (run / "predictions.json").read_bytes()
+    assert json.loads((kept / "predictions.json").read_text()) == json.loads((run / "predictions.json").read_text())
     assert sorted(p.name for p in kept.rglob("*") if p.is_file()) == [
         "c0001.json", "c0002.json", "e.json", "params.yaml", "points.csv", "predictions.json", "rows.parquet",
         "series.parquet",

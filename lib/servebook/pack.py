@@ -1,28 +1,30 @@
 """A run as it is kept or published: everything that was frozen and measured, in a tenth of the space.
 
-All request rows go into one rows.parquet (times to a few microseconds, without the gaps between single tokens, whose
-percentiles stay in the points) and all server and GPU series into one series.parquet; results.py reads both. Logs,
+All request rows go into one rows.parquet (time stamps to a few microseconds; latencies are made from them again when
+read, the gaps between single tokens are left out, their percentiles stay in the points) and all server and GPU series
+into one series.parquet; results.py reads both. Logs,
 the model folder and executed notebooks are left out: `servebook report` makes the notebooks again from what is kept.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import results
+from . import files, results
 from .errors import ServebookError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 KEPT = (
-    "params.yaml", "hardware.json", "provenance.json", "predictions.json", "points.csv", "peers.csv", "preflight.json",
-    "time.jsonl", "report.html", "social.md",
+    "params.yaml", "hardware.json", "provenance.json", "predictions.json", "peers.csv", "preflight.json", "time.jsonl",
+    "report.html", "social.md",
 )  # fmt: skip
 FOLDERS = ("engines", "stops", "requests")  # their .json files: facts, what is missing and why, points
-LEFT_OUT = ["gaps_ms"]
+LEFT_OUT = ["gaps_ms", *results.DERIVED]
 
 
 def pack(run_dir: Path, into: Path) -> Path:
@@ -38,21 +40,30 @@ def pack(run_dir: Path, into: Path) -> Path:
     into.mkdir(parents=True, exist_ok=True)
     for name in KEPT:
         if (run_dir / name).exists():
-            shutil.copyfile(run_dir / name, into / name)
+            _copy(run_dir / name, into / name)
     for folder in FOLDERS:
         for path in sorted((run_dir / folder).rglob("*.json")):
             if not path.name.startswith("."):
                 target = into / path.relative_to(run_dir)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, target)
+                _copy(path, target)
     rows, series = [], []
     for p in points:
         at = {k: p[k] for k in results.PLACE}
         rows.append(results.rows_frame(run_dir, **at).assign(**at))
         series.append(results.series_frame(run_dir, **at).assign(**at))
+    results.write_points_csv(into)
     _write(rows, into / results.ROWS_FILE)
     _write(series, into / results.SERIES_FILE)
     return into
+
+
+def _copy(path: Path, target: Path) -> None:
+    """A file as it is, JSON without the blanks that indent it."""
+    if path.suffix == ".json":
+        target.write_text(json.dumps(files.read_json(path), ensure_ascii=False, separators=(",", ":")) + "\n")
+    else:
+        shutil.copyfile(path, target)
 
 
 def _write(frames: list[pd.DataFrame], path: Path) -> None:

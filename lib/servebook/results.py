@@ -57,6 +57,9 @@ PLACE = ("sweep", "engine", "point")  # what names a point in a run
 ROWS_FILE, SERIES_FILE = "rows.parquet", "series.parquet"
 
 
+DERIVED = ("ttft_s", "tpot_s", "e2e_s")  # of a row: follow from its time stamps and tokens
+
+
 class Rows(list[dict[str, Any]]):
     """Request rows in the order they ended; `notes` says what had to be repaired to read them."""
 
@@ -180,11 +183,11 @@ def write_points_csv(run_dir: Path) -> Path:
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a table atomically; None becomes an empty field."""
+    """Write a table atomically; None becomes an empty field, a float has seven digits."""
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({k: f"{v:.7g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
     files.write_text(path, text.getvalue())
 
 
@@ -202,7 +205,7 @@ def rows_frame(run_dir: Path, sweep: str, engine: str, point: str) -> pd.DataFra
 
     path = rows_path(run_dir, sweep, engine, point)
     if not path.exists() and (Path(run_dir) / ROWS_FILE).exists():
-        return _numbers(_packed(Path(run_dir) / ROWS_FILE, sweep, engine, point))
+        return _numbers(_with_latencies(_packed(Path(run_dir) / ROWS_FILE, sweep, engine, point)))
     rows = read_rows(path)
     return _numbers(pd.DataFrame(rows, columns=list(dict.fromkeys([*ROW_KEYS, *(k for r in rows for k in r)]))))
 
@@ -223,6 +226,17 @@ def series_frame(run_dir: Path, sweep: str, engine: str, point: str) -> pd.DataF
     if not path.exists() and (Path(run_dir) / SERIES_FILE).exists():
         return _packed(Path(run_dir) / SERIES_FILE, sweep, engine, point)
     return pd.read_csv(path) if path.exists() else pd.DataFrame()
+
+
+def _with_latencies(rows: pd.DataFrame) -> pd.DataFrame:
+    """Packed rows with what follows from their time stamps: the definitions are load.summary's."""
+    if rows.empty:
+        return rows
+    begin, nan = rows["sent_s"], float("nan")
+    begin = rows["scheduled_s"].fillna(begin) if "scheduled_s" in rows else begin
+    later = rows["output_tokens"] - rows["first_event_tokens"]
+    tpot_s = (rows["last_s"] - rows["first_s"]) / later.where(later > 0, nan)
+    return rows.assign(ttft_s=rows["first_s"] - begin, tpot_s=tpot_s, e2e_s=rows["last_s"] - begin)
 
 
 def _packed(path: Path, *place: str) -> pd.DataFrame:

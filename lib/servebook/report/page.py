@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import os
 import re
@@ -10,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from . import outputs
 from .math import Ids, Page, markdown, permalink, slug
@@ -117,6 +117,6 @@ def plain(text: str) -> str:
 
 def download(name: str, raw: bytes, kind: str, what: str, file: str) -> dict[str, str]:
     """A file inside the page, as the template takes it."""
-    coded = base64.b64encode(raw).decode()
+    coded = quote(raw, safe="/:;,.?=@+$!*()[]|")  # tables of numbers: a quarter shorter than base64
     size = f"{max(1, round(len(raw) / 1000))} kB"
-    return {"name": name, "href": f"data:{kind};charset=utf-8;base64,{coded}", "what": what, "size": size, "file": file}
+    return {"name": name, "href": f"data:{kind};charset=utf-8,{coded}", "what": what, "size": size, "file": file}

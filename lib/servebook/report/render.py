@@ -151,12 +151,14 @@ def _attachments(cell: Mapping[str, Any]) -> dict[str, str]:
 
 
 def highlight(source: str) -> str:
-    """Python source with token classes, escaped."""
+    """Python source with token classes, escaped; without those that the style sheet gives no colour."""
     from pygments import highlight as paint
     from pygments.formatters import HtmlFormatter
     from pygments.lexers import PythonLexer
 
-    return paint(source, PythonLexer(), HtmlFormatter(nowrap=True, classprefix="c-"))
+    coloured = set(re.findall(r"\.(c-\w+)", (TEMPLATE / "style.css").read_text(encoding="utf-8")))
+    painted = paint(source, PythonLexer(), HtmlFormatter(nowrap=True, classprefix="c-"))
+    return re.sub(r'<span class="([\w-]+)">(.*?)</span>', lambda m: m[0] if m[1] in coloured else m[2], painted)
 
 
 # ---- what stands around them ------------------------------------------------------------------------------------
