@@ -12,6 +12,7 @@ from IPython.display import DisplayHandle
 from servebook import predict, results
 from servebook.charts import bars
 from servebook.errors import ServebookError
+from servebook.hardware import Gpu
 from servebook.lab import explore, live, runs, sketch
 from servebook.points import PointSpec
 
@@ -67,6 +68,14 @@ def test_a_limit_that_is_given_replaces_the_runs() -> None:
     assert (of_run.config.max_num_batched_tokens, given.config.max_num_batched_tokens) == (2048, 4096)
     assert given.kv_tokens == of_run.kv_tokens  # what the engine had said of itself still holds
     assert base.but(kv_cache_dtype="fp8").forecaster().server.kv_tokens > 1.8 * of_run.kv_tokens
+
+
+def test_an_engine_of_the_run_and_a_card_of_ones_own() -> None:
+    by_name, by_kind = explore.glance(run=H200, engine="hf"), explore.glance(run=H200, engine="naive")
+    assert by_name.tpot_s == pytest.approx(by_kind.tpot_s) and by_name.setting.naive and by_kind.setting.naive
+    assert explore.against(H200, "short_prompts", "hf").predicted[0]["engine"] == "hf"
+    own = Gpu(name="Dream", fp16_tflops=1000, bf16_tflops=1000, memory_bandwidth_gb_per_s=10_000, memory_gib=200)
+    assert explore.glance(gpu=own).tpot_s < explore.glance().tpot_s
 
 
 def test_goodput_cost_and_kv_follow_their_definitions() -> None:

@@ -86,7 +86,7 @@ def what_if(setting: Setting | None = None, *, gpus: Sequence[str] = (), **setti
     """The usual questions side by side: fp8 weights, fp8 KV cache, half and twice the token budget, other GPUs."""
     s = _setting(setting, settings)
     cases: dict[str, dict[str, Any]] = {}
-    if s.engine == "vllm":
+    if not s.naive:
         if s.quantization is None:
             cases["fp8 weights"] = {"quantization": "fp8"}
         if s.kv_cache_dtype == "auto":
@@ -198,7 +198,8 @@ def panel(**settings: Any) -> Any:
 def _setting(base: Setting | None, changes: Mapping[str, Any]) -> Setting:
     if base is None and changes.get("run"):
         run = runs.load(changes["run"])
-        engine = engine_of(run, changes.get("engine") or "vllm") or next(iter(run.params.engines))
+        asked, known = changes.get("engine") or "vllm", run.params.engines
+        engine = asked if asked in known else engine_of(run, asked) or next(iter(known))
         base = of_run(run, engine, next(iter(run.sweeps(engine)), None))
     return (base or Setting()).but(**changes)
 

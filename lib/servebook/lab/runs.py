@@ -29,6 +29,7 @@ class Run:
     facts: Mapping[str, Mapping[str, Any]]
     points: list[dict[str, Any]] = field(repr=False)
     published: bool = False
+    version: int = 0  # another one when points came
 
     def alone(self, engine: str) -> list[dict[str, Any]]:
         """The points at C = 1 that a prediction of the engine may learn from, one a pair of lengths."""
@@ -89,7 +90,7 @@ def _stamp(folder: Path) -> int:
 def _stored(folder: Path, label: str, stamp: int) -> Run:
     book = Book.at(folder)
     facts = {name: book.facts(name) for name in book.params.engines}
-    return Run(label, book.params, folder, book.shape, book.gpu, facts, results.read_points(folder))
+    return Run(label, book.params, folder, book.shape, book.gpu, facts, results.read_points(folder), version=stamp)
 
 
 @lru_cache(maxsize=16)

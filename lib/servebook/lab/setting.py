@@ -32,8 +32,9 @@ class Setting:
     """One way to serve one model, and a load on it. None leaves a limit to the run, else to vLLM's default.
 
     model: a packaged config (qwen2.5-7b), a folder with config.json, or a Hub id. gpu: a name of the catalog, or a
-    hardware.Gpu. engine: vllm or naive. Closed loop at `concurrency`, or an open loop at `rate_per_s`. price_per_hour
-    is one GPU's. run: learn the constants from that run's C = 1 points where the GPU is the run's.
+    hardware.Gpu. engine: vllm or naive, or an engine of the run by its name. Closed loop at `concurrency`, or an open
+    loop at `rate_per_s`. price_per_hour is one GPU's. run: learn the constants from that run's C = 1 points where the
+    GPU is the run's.
     """
 
     model: str = "qwen2.5-7b"
@@ -81,6 +82,12 @@ class Setting:
         return self.gpu if isinstance(self.gpu, Gpu) else _card(self.gpu)
 
     @property
+    def naive(self) -> bool:
+        """Whether it is a server of batch 1."""
+        known = runs.load(self.run).params.engines if self.run else {}
+        return known[self.engine].kind == "naive" if self.engine in known else self.engine == "naive"
+
+    @property
     def gpus(self) -> int:
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
@@ -110,17 +117,17 @@ class Setting:
         """The predictor for this server; kept, for it does not depend on the load."""
         blank = Setting(prompt_tokens=1, output_tokens=1, concurrency=1)
         keep = ("model", "gpu", "engine", "quantization", "kv_cache_dtype", "dtype", *SERVING, "run")
-        stamp = id(runs.load(self.run).points) if self.run else 0
-        return _forecaster(replace(blank, **{k: getattr(self, k) for k in keep}), stamp)
+        version = runs.load(self.run).version if self.run else 0
+        return _forecaster(replace(blank, **{k: getattr(self, k) for k in keep}), version)
 
 
 def of_run(run: runs.Run, engine: str, sweep: str | None = None) -> Setting:
     """The setting that a run's engine was measured at; of a sweep, its lengths and its largest load."""
-    m, kind = run.params.model, run.params.engines[engine].kind
+    m, kind = run.params.model, "naive" if run.params.engines[engine].kind == "naive" else "vllm"
     name = m.config or m.hub or str(model.local_folder(str(m.path), run.base))
     dtype = None if m.dtype == "bfloat16" else m.dtype
     setting = Setting(
-        model=name, gpu=_named(run.gpu), engine="naive" if kind == "naive" else "vllm", dtype=dtype,
+        model=name, gpu=_named(run.gpu), engine=kind if engine_of(run, kind) == engine else engine, dtype=dtype,
         quantization=m.quantization, kv_cache_dtype=m.kv_cache_dtype, ttft_slo_s=run.params.slo.ttft_s,
         tpot_slo_s=run.params.slo.tpot_s, price_per_hour=run.params.hardware.price_per_hour, run=run.name,
         **{k: getattr(run.params.engines[engine], k, 1) for k in PARALLEL},
@@ -171,14 +178,17 @@ def _card(name: str) -> Gpu:
 
 
 @lru_cache(maxsize=256)
-def _forecaster(s: Setting, stamp: int) -> Forecaster:
-    if s.engine not in NAMES:
-        raise ServebookError(f"no engine {s.engine!r}", "explore", f"There are: {', '.join(NAMES)}")
+def _forecaster(s: Setting, version: int) -> Forecaster:
     run = runs.load(s.run) if s.run else None
-    name = engine_of(run, s.engine) if run else None
-    given = {k: v for k in SERVING if (v := getattr(s, k)) is not None} if s.engine == "vllm" else {}
+    known = list(run.params.engines) if run else []
+    if s.engine not in (*NAMES, *known):
+        raise ServebookError(
+            f"no engine {s.engine!r}", "explore", f"There are: {', '.join({**NAMES, **dict.fromkeys(known)})}"
+        )
+    name = (s.engine if s.engine in known else engine_of(run, s.engine)) if run else None
+    given = {} if s.naive else {k: v for k in SERVING if (v := getattr(s, k)) is not None}
     if run is None or name is None:
-        made = NaiveEngine(kind="naive") if s.engine == "naive" else _checked(VllmEngine, kind="vllm", **given)
+        made = NaiveEngine(kind="naive") if s.naive else _checked(VllmEngine, kind="vllm", **given)
         return forecaster(_alone(NAMES[s.engine], made, Load()), NAMES[s.engine], s.shape, s.card, samples=SAMPLES)
     engine = run.params.engines[name]
     if isinstance(engine, VllmEngine):
@@ -186,23 +196,23 @@ def _forecaster(s: Setting, stamp: int) -> Forecaster:
     params = _alone(name, engine, run.params.load)
     if s.card.name != run.gpu.name:  # another GPU: nothing learned here is known to hold there
         return forecaster(params, name, s.shape, s.card, samples=SAMPLES)
-    base = _calibrated(run.name, name, stamp)
+    base = _calibrated(run.name, name, version)
     facts = run.facts.get(name) or {}
     as_run = replace(s.shape, name="") == replace(run.shape, name="") and all(
         given.get(k) in (None, getattr(run.params.engines[name], k, None)) for k in SERVING
     )
     if not as_run:
         # the constants are shares of datasheet figures, so they hold for other limits and weights on the same GPU
-        known = _still_true(facts, s, run)
+        said = _still_true(facts, s, run)
         if not isinstance(engine, VllmEngine):  # what it is not started with it may still be thought to have
-            known |= given
-        server = forecast.server(name, engine, s.shape, run.gpu, known)
+            said |= given
+        server = forecast.server(name, engine, s.shape, run.gpu, said)
         return Forecaster(server, base.calibration, base.load, SAMPLES, base.seed, running_gauge=base.running_gauge)
     return base
 
 
 @lru_cache(maxsize=16)
-def _calibrated(name: str, engine: str, stamp: int) -> Forecaster:
+def _calibrated(name: str, engine: str, version: int) -> Forecaster:
     """A run's own engine, with the constants that its C = 1 points teach."""
     run = runs.load(name)
     f = forecaster(

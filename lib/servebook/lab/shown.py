@@ -237,7 +237,7 @@ def _head(s: Setting) -> str:
     made = [
         s.model,
         s.card.name + (f" × {s.gpus}" if s.gpus > 1 else ""),
-        "vLLM" if s.engine == "vllm" else "naive server",
+        {"vllm": "vLLM", "naive": "naive server"}.get(s.engine, s.engine),
     ]
     made += [f"{s.quantization} weights"] if s.quantization else []
     made += ["fp8 KV cache"] if s.kv_cache_dtype == "fp8" else []
