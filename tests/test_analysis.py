@@ -97,6 +97,9 @@ def test_a_runs_time_is_measuring_starting_and_the_rest_over_interrupted_session
         "measuring_share": 0.65, "starting_share": 0.1, "overhead_share": 0.25, "cost": 1.0,
     }  # fmt: skip
     assert analysis.run_cost([], [], 1.0)["overhead_share"] == 0.0
+    killed = [{"started_utc": "2026-01-01T10:00:00Z", "seconds": 0.5}]  # before its length was written again
+    told = analysis.run_cost(killed, [spent("measuring", "2026-01-01T10:00:06.000+00:00", 4.0)], 0.0)
+    assert (told["wall_s"], told["overhead_s"]) == (10.0, 6.0)
 
 
 def test_a_run_without_an_account_of_its_time_is_told_from_its_points():

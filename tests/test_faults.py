@@ -166,6 +166,10 @@ def test_a_killed_pipeline_leaves_nothing_and_the_next_goes_on_where_it_stopped(
     assert again.end() == 0, again.said
     assert again.points() == ["c0001", "c0002"]
     assert (run.dir / "requests/short_prompts/e/c0001.json").read_bytes() == first
+    spent = Book.at(run.dir).cost()
+    shares = [spent[f"{kind}_share"] for kind in ("measuring", "starting", "overhead")]
+    assert sum(shares) == pytest.approx(1) and all(0 < share < 1 for share in shares), "over both sessions"
+    assert "] short_prompts e c0002: measured again, it was cut off after" in again.said, again.said
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,8 @@ class Book(StoredRun):
     def tell(self, text: str, aloud: bool) -> None:
         """Say what is being done: to whoever watches the run, and in the notebook if aloud."""
         self.sessions.set_status(text)
+        if aloud:
+            self.sessions.tell(text)
         if self.listener:
             self.listener(text, aloud)
         elif aloud:

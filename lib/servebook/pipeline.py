@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,8 +120,8 @@ def run(params_path: str, *, only: str | None = None, command: list[str] | None 
                     raise
                 outcome.faults.append(str(error))
         finally:
-            book.sessions.end(outcome.faults)
             progress.close()
+            book.sessions.end(outcome.faults)
     return outcome
 
 
@@ -225,10 +224,9 @@ class Progress:
 
     def __init__(self, book: Book, total: int) -> None:
         self._book, self._total, self._k, self._what = book, total, 0, ""
-        self._started = time.monotonic()
         self._tty = sys.stderr.isatty()
         self._ended = threading.Event()
-        self._last = ""
+        self._last, self._telling = "", threading.Lock()
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
@@ -236,29 +234,35 @@ class Progress:
         self._k = index + 1
 
     def say(self, what: str) -> None:
+        self._show_told()
         self._what = what
         left = self._book.seconds_left()
         about = f", about {left / 60:.0f} min of measuring left" if left and left >= 90 else ""
         self._print(f"[{self._k}/{self._total}] {what}{about}")
 
     def note(self, text: str) -> None:
+        self._show_told()
         self._print(f"[{self._k}/{self._total}] {text}")
 
     def close(self) -> None:
         self._ended.set()
         self._thread.join()
+        self._show_told()
 
     def _follow(self) -> None:
         while not self._ended.wait(1.0):
+            self._show_told()
             status = self._book.sessions.status()
-            if status and status != self._last:
+            if self._tty and status and status != self._last:
                 self._last = status
-                if self._tty:
-                    print(
-                        f"\r\033[K[{self._k}/{self._total}] {self._what}: {status}", end="", file=sys.stderr, flush=True
-                    )
-                elif status.endswith("done"):
-                    self._print(f"[{self._k}/{self._total}] {status}")
+                line = f"\r\033[K[{self._k}/{self._total}] {self._what}: {status}"
+                print(line, end="", file=sys.stderr, flush=True)
+
+    def _show_told(self) -> None:
+        """What the notebooks said since: points that are done, measured again or lost, engines started again."""
+        with self._telling:
+            for line in self._book.sessions.told():
+                self._print(f"[{self._k}/{self._total}] {line}")
 
     def _print(self, text: str) -> None:
         lead = "\r\033[K" if self._tty else ""

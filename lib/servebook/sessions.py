@@ -31,6 +31,7 @@ class Sessions:
         self._run, self._dir = run, run_dir
         self._faults: list[str] = []
         self._writing, self._ended = threading.Lock(), threading.Event()
+        self._read_up_to = 0
 
     def begin(self, command: list[str] | None) -> None:
         """Open this session's record in provenance.json and keep its length up to date until `end`."""
@@ -39,7 +40,8 @@ class Sessions:
             {**provenance.collect(ROOT, command), "gpu": hardware.snapshot(), "seconds": None, "faults": []}
         )
         files.write_json(self._dir / "provenance.json", record)
-        self._began = time.monotonic()
+        self._began, self._read_up_to = time.monotonic(), 0
+        self._told_file.write_text("")
         self._ended.clear()
         threading.Thread(target=self._beat, daemon=True).start()
 
@@ -57,8 +59,9 @@ class Sessions:
 
     def end(self, faults: list[str]) -> None:
         self._ended.set()
+        for file in (self._status_file, self._told_file):
+            file.unlink(missing_ok=True)
         self.note(faults)
-        self._status_file.unlink(missing_ok=True)
 
     def provenance(self) -> dict[str, Any]:
         """The content of provenance.json."""
@@ -89,7 +92,27 @@ class Sessions:
         """The notes of time.jsonl, oldest first; [] where there are none (a run of an earlier version)."""
         return results.read_rows(self._time_file) if self._time_file.exists() else []
 
-    # --- the status line ----------------------------------------------------------------------------------------
+    # --- what is being done -------------------------------------------------------------------------------------
+
+    @property
+    def _told_file(self) -> Path:
+        return self._dir / ".told"
+
+    def tell(self, text: str) -> None:
+        """A line for the terminal of the session that runs; nothing where none does."""
+        with contextlib.suppress(OSError):
+            if self._told_file.exists():
+                with self._told_file.open("a") as out:
+                    out.write(text + "\n")
+
+    def told(self) -> list[str]:
+        """The lines that were told since this was asked last."""
+        with contextlib.suppress(OSError), self._told_file.open() as lines:
+            lines.seek(self._read_up_to)
+            found = lines.read()
+            self._read_up_to += len(found[: found.rfind("\n") + 1].encode())
+            return found[: found.rfind("\n") + 1].splitlines()
+        return []
 
     @property
     def _status_file(self) -> Path:
