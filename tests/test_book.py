@@ -128,8 +128,32 @@ def test_points_that_the_parameters_dropped_are_left_out_until_they_are_back(tmp
     assert points(book) == sorted(there)
 
 
-def test_a_parameter_that_a_later_version_adds_makes_no_point_another(book):
+def test_a_parameter_that_a_later_version_adds_makes_no_point_another(book, monkeypatch):
     (spec, *_) = book.specs("vllm", "short_prompts")
-    made = book.ledger.made_with(spec)
-    assert "max_num_seqs" not in made["engine"] or made["engine"]["max_num_seqs"] is not None
-    assert None not in [v for part in made.values() if isinstance(part, dict) for v in part.values()]
+    assert book.ledger.begin(spec) is None
+    book.ledger.keep(spec, {"sweep": spec.sweep, "engine": spec.engine, "point": spec.point})
+    made_with = book.ledger._ingredients_file
+    now = json.loads(made_with.read_text())
+
+    def stored(part, **changes):
+        """As an earlier version would have written it: without a key (None), or with another value."""
+        ((fingerprint, made),) = now.items()
+        made = {**made, part: {k: v for k, v in {**made[part], **changes}.items() if v is not None}}
+        made_with.write_text(json.dumps({fingerprint: made}))
+        monkeypatch.setattr(book.ledger, "fingerprint", lambda _: "of another version")
+
+    stored("load", jitter_s=None)
+    assert book.params.load.jitter_s != 0.05 and not book.ledger.kept(spec), "it is given, and not its default"
+    stored("load", temperature=None)
+    assert book.ledger.kept(spec), "it has its default, as it had before it was a parameter"
+    stored("load", temperature=0.5)
+    assert not book.ledger.kept(spec)
+    stored("engine", max_num_seqs=8)
+    assert not book.ledger.kept(spec)
+    stored("facts", version="another")
+    assert not book.ledger.kept(spec)
+    book.ledger.sort()
+    assert book.stored_points(), "another server is no other parameter"
+    stored("engine", max_num_seqs=8)
+    book.ledger.sort()
+    assert not book.stored_points() and book.left_out()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from importlib import metadata
@@ -43,7 +43,7 @@ class Ledger:
     def made_with(self, spec: PointSpec) -> dict[str, Any]:
         """What a point's figures depend on: the point, model, engine, load, GPU, torch, and the server's facts.
 
-        What is None, and a spec's defaults, are left out: what a later version adds changes nothing until it is given.
+        What is None, and a spec's defaults, are left out.
         """
         run = self._run
         how: dict[str, Any] = {"mode": "json", "exclude_none": True}
@@ -65,7 +65,10 @@ class Ledger:
     def kept(self, spec: PointSpec) -> bool:
         """Whether the point is stored and still holds."""
         stored = self._stored(spec)
-        return stored is not None and stored.get("fingerprint") == self.fingerprint(spec)
+        if stored is None or stored.get("fingerprint") == self.fingerprint(spec):
+            return stored is not None
+        before = self._ingredients().get(str(stored.get("fingerprint")))
+        return before is not None and self._same(before, spec, before)
 
     def todo(self, specs: Sequence[PointSpec]) -> list[PointSpec]:
         """Those of a sweep's points that are to be measured now, in order."""
@@ -94,7 +97,7 @@ class Ledger:
 
         A sweep of shares of a capacity that is not predicted yet has no points so far: what is stored of it stays.
         """
-        run, ingredients = self._run, files.read_json(self._ingredients_file) or {}
+        run, ingredients = self._run, self._ingredients()
         has = {self._point_file(s): s for s in run.all_specs()}
         for path in self._dir.glob("requests/*/*/*.json"):
             sweep, engine = path.parent.parent.name, path.parent.name
@@ -109,9 +112,23 @@ class Ledger:
     def _of_these(self, path: Path, spec: PointSpec, ingredients: Mapping[str, Any]) -> bool:
         """Whether a stored point was made with these parameters, as far as that is known."""
         made_with = ingredients.get(str((files.read_json(path) or {}).get("fingerprint"))) or {}
-        now = json.loads(json.dumps(self.made_with(spec)))
-        given = [k for k in ("spec", "model", "engine", "load") if k in made_with]
-        return not any(files.differences(made_with[k], now[k]) for k in given)
+        return self._same(made_with, spec, [k for k in ("spec", "model", "engine", "load") if k in made_with])
+
+    def _same(self, before: Mapping[str, Any], spec: PointSpec, parts: Iterable[str]) -> bool:
+        """Whether a point was made with what it would be made with now.
+
+        A parameter that a later version added is the same as long as it has its default.
+        """
+        now, run = json.loads(json.dumps(self.made_with(spec))), self._run
+        asked = {"model": run.params.model, "engine": run.params.engines[spec.engine], "load": run.params.load}
+        for part in parts:
+            was, is_now = before[part], now.get(part)
+            if part in asked:
+                given = asked[part].model_dump(mode="json", exclude_defaults=True)
+                is_now = {k: v for k, v in is_now.items() if k in was or k in given}
+            if was != is_now:
+                return False
+        return True
 
     def left_out(self) -> str | None:
         """How many stored points are of other parameters, as a sentence; None where there are none."""
@@ -137,7 +154,7 @@ class Ledger:
             why = _cut_off(rows)
         if stored or why:
             self._set_aside(spec)
-        ingredients, fingerprint = files.read_json(self._ingredients_file) or {}, self.fingerprint(spec)
+        ingredients, fingerprint = self._ingredients(), self.fingerprint(spec)
         if fingerprint not in ingredients:
             files.write_json(self._ingredients_file, {**ingredients, fingerprint: self.made_with(spec)})
         return why
@@ -200,6 +217,10 @@ class Ledger:
     def _ingredients_file(self) -> Path:
         return self._dir / "requests" / "made_with.json"
 
+    def _ingredients(self) -> dict[str, Any]:
+        """What points were made with, by fingerprint."""
+        return files.read_json(self._ingredients_file) or {}
+
     def _point_file(self, spec: PointSpec) -> Path:
         return results.point_path(self._dir, spec.sweep, spec.engine, spec.point)
 
@@ -219,7 +240,7 @@ class Ledger:
 
     def _why_again(self, spec: PointSpec, stored: Mapping[str, Any]) -> str:
         """Which parameters of a stored point are others now."""
-        before = (files.read_json(self._ingredients_file) or {}).get(stored.get("fingerprint"))
+        before = self._ingredients().get(str(stored.get("fingerprint")))
         if before is None:
             return "its parameters or server changed" if stored.get("fingerprint") else "it was not finished"
         return "; ".join(files.differences(before, json.loads(json.dumps(self.made_with(spec))))) or "nothing changed"
