@@ -31,7 +31,7 @@ LAYERS: list[tuple[str, str, list[str]]] = [
     ("Report", "Executed notebooks and stored results as one page.", ["report", "report.*"]),
     ("The run", "One object that binds the stages to a run's folder, and what walks through it.",
      ["preflight", "preflight.*", "sessions", "ledger", "stored", "measuring", "book", "execution", "orderly",
-      "pipeline", "retell"]),
+      "pipeline", "retell", "reaudit"]),
     ("What people start", "The command, its parts, and the explorer.",
      ["pack", "grid", "predict_cli", "measure_*", "lab.*", "cli"]),
 ]  # fmt: skip

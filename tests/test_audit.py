@@ -47,6 +47,7 @@ def test_a_good_point_is_valid_also_with_unknown_figures() -> None:
         ({"in_flight_mean": 7.0}, "suspect", "client-limited: it held 7.00 requests in flight, not 8"),
         ({"saturated": True}, "suspect", "the queue grew"),
         ({"ttft_drift": 0.2}, "suspect", "not steady: mean TTFT by +20.0 %"),
+        ({"requests": 20}, "suspect", "few rounds: 2.5 of the 8 clients, so how one differs from the next is not"),
         (
             {"ttft_ci_low_s": 0.08, "ttft_ci_high_s": 0.12},
             "suspect",

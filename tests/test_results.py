@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 from pathlib import Path
 
@@ -19,14 +18,6 @@ def test_rows_come_back_as_written(tmp_path: Path) -> None:
     assert [r["i"] for r in results.read_rows(path)] == [0, 1, 2]  # readable while it is being written
     writer.close()
     assert path == tmp_path / "requests/s/e/c0001.jsonl"
-
-
-def test_rows_of_a_kept_run_are_read_from_their_gzipped_form(tmp_path: Path) -> None:
-    path = tmp_path / "c0001.jsonl"
-    (tmp_path / "c0001.jsonl.gz").write_bytes(gzip.compress(b'{"i":0}\n{"i":1}\n'))
-    assert [r["i"] for r in results.read_rows(path)] == [0, 1]
-    path.write_bytes(b'{"i":7}\n')
-    assert [r["i"] for r in results.read_rows(path)] == [7]  # measured anew
 
 
 def test_a_torn_last_line_is_cut_off_and_reported(tmp_path: Path) -> None:

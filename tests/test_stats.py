@@ -84,3 +84,29 @@ def test_drift_sees_a_trend_and_ignores_noise() -> None:
     rising = stats.drift(np.linspace(1, 1.4, 100) + rng.normal(0, 0.02, 100))
     assert rising == pytest.approx(0.2 / 1.2, rel=0.15)  # the halves' means are 1.1 and 1.3
     assert stats.drift([1.0] * 10) is None
+
+
+def test_clients_in_step_make_their_round_one_value() -> None:
+    rng = np.random.default_rng(5)
+    place = np.linspace(1.0, 3.0, 16)  # latency by place in the round: nothing that repeats is uncertainty
+    rounds = 1 + 0.1 * rng.standard_normal((400, 12))
+    hits = 0
+    for r in rounds:
+        values = (place * r[:, None]).ravel()
+        interval = stats.mean_interval(values, 16)
+        assert interval.low is not None and interval.mean == pytest.approx(values.mean())
+        hits += interval.low <= 2.0 <= interval.high
+    assert hits / len(rounds) > 0.93
+    few = stats.mean_interval((place * rounds[0][:2, None]).ravel(), 16)
+    assert few.low is None and few.high is None and few.relative_half_width == np.inf
+    # two rounds alike, cut into batches within the round, would have claimed to know
+    assert stats.mean_interval(np.tile(place, 2)).low is not None
+
+
+def test_drift_is_not_seen_in_a_round_that_repeats() -> None:
+    place = np.linspace(1.0, 3.0, 64)
+    assert stats.drift(np.tile(place, 8), 64) == pytest.approx(0.0, abs=1e-12)
+    assert stats.drift(np.tile(place, 4), 64) is None
+    assert stats.drift(place, 1) == pytest.approx(0.5, rel=0.02)
+    growing = np.concatenate([place * g for g in np.linspace(1.0, 1.4, 8)])
+    assert stats.drift(growing, 64) == pytest.approx(0.2 / 1.2 * 8 / 7, rel=0.02)

@@ -18,6 +18,7 @@ DRIFT_TOLERANCE = 0.05
 LAG_SHARE, LAG_FLOOR_S = 0.2, 0.002  # p99 of the event loop's lag, of TTFT p50; never more than a token's time
 BUSY_TOLERANCE = 0.8  # of one core
 THROTTLED_TOLERANCE = 0.05
+LEAST_ROUNDS = 3  # of closed-loop clients, which move in waves: see stats.mean_interval
 PRECISION = 0.10  # relative half-width of a mean's 95 % interval
 
 
@@ -124,6 +125,9 @@ def _uncertain(p: Mapping[str, Any], n: int) -> list[str]:
     clients, why = p.get("concurrency"), p.get("stop_reason")
     if clients and n < clients:
         return [f"only {n} requests of {clients} clients ended in the window: not one round ({why})"]
+    if clients and clients > 1 and n < LEAST_ROUNDS * clients:
+        rounds = f"{n / clients:.1f}".removesuffix(".0")
+        return [f"few rounds: {rounds} of the {clients} clients, so how one differs from the next is not known ({why})"]
     if n == 1:
         return [f"only one request was measured ({why})"]
     if p.get("saturated"):

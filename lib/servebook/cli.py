@@ -113,6 +113,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     sub.add_argument("into", metavar="DIR", type=Path, help="a new folder")
+    sub = command("audit", _audit, "audit a stored run's points again by today's rules, from its rows", params=False)
+    sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     sub = command("report", _report, "render a stored run again; needs no GPU", params=False)
     sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     sub.add_argument("--again", action="store_true", help="execute its notebooks again first, without measuring")
@@ -253,6 +255,14 @@ def _pack(options: argparse.Namespace) -> int:
     from .pack import pack
 
     print(pack(options.run_dir, options.into))
+    return 0
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from .reaudit import reaudit
+
+    for line in reaudit(options.run_dir):
+        print(line)
     return 0
 
 

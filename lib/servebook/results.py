@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import gzip
 import io
 import json
 import logging
@@ -131,8 +130,7 @@ def read_rows(path: Path) -> Rows:
     rows = Rows()
     rows.notes = []
     try:
-        packed = path.with_name(f"{path.name}.gz")
-        data = path.read_bytes() if path.exists() or not packed.exists() else gzip.decompress(packed.read_bytes())
+        data = path.read_bytes()
     except OSError as error:
         raise ServebookError(f"cannot read: {error.strerror}", str(path)) from None
     whole = data.rfind(b"\n") + 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 Values = Sequence[float] | np.ndarray
+LEAST_ROUNDS = 3  # of clients in step, below which nothing is said of how rounds differ
 # Student's t, two-sided 95 %, for 1 to 30 degrees of freedom
 _T95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
@@ -79,22 +80,25 @@ class Histogram:
         return float(below + (rank - neighbours[0]) * (above - below))
 
 
-def mean_interval(values: Values) -> Interval | None:
+def mean_interval(values: Values, per_round: int = 1) -> Interval | None:
     """95 % interval of the mean of values in time order, by batch means.
 
     Neighbours in time are correlated (requests share batches), so values are grouped into consecutive batches whose
     means nearly are not: 20 batches, fewer when a batch would hold less than 4 values; below 20 values each value is
     its own batch. Of the batch and the plain t interval the wider is taken.
+
+    per_round: clients that keep step with each other, so that their latencies follow their place in the round: a batch
+    is whole rounds then, at most 20 batches; below LEAST_ROUNDS how rounds differ is not known, and there is no interval.
     """
     x = np.asarray(values, float)
     if not len(x):
         return None
-    m = float(x.mean())
-    if len(x) < 2:
+    m, rounds = float(x.mean()), len(x) // per_round
+    if len(x) < 2 or (per_round > 1 and rounds < LEAST_ROUNDS):
         return Interval(m, None, None)
     half = t95(len(x) - 1) * float(x.std(ddof=1)) / math.sqrt(len(x))
-    batches = min(20, len(x) // 4)
-    if batches >= 5:
+    batches = min(20, len(x) // 4) if per_round == 1 else min(20, rounds)
+    if batches >= (5 if per_round == 1 else LEAST_ROUNDS):
         means = np.array([b.mean() for b in np.array_split(x, batches)])
         half = max(half, t95(batches - 1) * float(means.std(ddof=1)) / math.sqrt(batches))
     return Interval(m, m - half, m + half)
@@ -118,20 +122,21 @@ def percentile_interval(values: Values, p: float, *, seed: int = 0) -> tuple[flo
     return bootstrap_interval(values, lambda x: float(np.percentile(x, p)), seed=seed)
 
 
-def drift(values: Values) -> float | None:
+def drift(values: Values, per_round: int = 1) -> float | None:
     """Relative change of the mean from the first to the last half of values in time order, or 0.0 if it could be noise.
 
-    Batch means (10 batches) are regressed on time; a slope whose |t| stays under 3 is taken for noise.
-    None below 20 values.
+    Batch means (10 batches, of whole rounds where `per_round` clients keep step) are regressed on time; a slope whose
+    |t| stays under 3 (more with fewer batches) is taken for noise. None below 20 values or 5 rounds.
     """
     x = np.asarray(values, float)
-    if len(x) < 20 or not x.mean():
+    batches = min(10, len(x) // per_round)
+    if len(x) < 20 or batches < 5 or not x.mean():
         return None
-    y = np.array([b.mean() for b in np.array_split(x, 10)])
-    t = np.arange(10) - 4.5
+    y = np.array([b.mean() for b in np.array_split(x, batches)])
+    t = np.arange(batches) - (batches - 1) / 2
     slope = float(t @ y / (t @ t))
     residual = y - y.mean() - slope * t
-    error = math.sqrt(float(residual @ residual) / 8 / float(t @ t))
-    if abs(slope) <= 3 * error:
+    error = math.sqrt(float(residual @ residual) / (batches - 2) / float(t @ t))
+    if abs(slope) <= 1.3 * t95(batches - 2) * error:
         return 0.0
-    return slope * 5 / float(x.mean())  # the halves' centres lie 5 batches apart
+    return slope * batches / 2 / float(x.mean())  # the halves' centres lie half of the batches apart

@@ -179,12 +179,7 @@ def _point(
     point |= {key: getattr(load, key) for key in ("seed", "temperature", "top_p", "top_k")}
     point |= {f"slo_{key}": value for key, value in slo.model_dump().items()}
     point["started_at"] = stage.started_at.isoformat(timespec="seconds")
-    verdict, reasons = audit(point, floors, cache_expected=cache_expected)
-    if isinstance(spec, RepeatedPoint) and verdict != "invalid":
-        # a subject of the prefix-cache experiment, but no figure of this engine for any other table
-        hits = 100 * (point["cache_hit_share"] or 0.0)
-        repeated = f"prompts repeated on purpose: {hits:.1f} % of their tokens came from the prefix cache"
-        verdict, reasons = "invalid", [repeated, *reasons]
+    verdict, reasons = judge(point, spec, floors, cache_expected=cache_expected)
     point |= {"verdict": verdict, "reasons": reasons}
     if run_dir is not None:
         series = results.series_path(run_dir, spec.sweep, spec.engine, spec.point)
@@ -251,3 +246,16 @@ def _writer(spec: PointSpec, run_dir: Path | None) -> Iterator[Callable[[Mapping
 __all__ = [
     "PointSpec", "Reply", "measure_point", "measure_point_sync", "measure_ramp", "measure_ramp_sync", "rule_of",
 ]  # fmt: skip
+
+
+def judge(
+    point: Mapping[str, Any], spec: PointSpec, floors: Mapping[str, float] | None, *, cache_expected: bool = False
+) -> tuple[str, list[str]]:
+    """The audit's verdict on a point and its reasons; a point of the prefix-cache experiment says what it is."""
+    verdict, reasons = audit(point, floors, cache_expected=cache_expected or isinstance(spec, RepeatedPoint))
+    if isinstance(spec, RepeatedPoint) and verdict != "invalid":
+        # a subject of the prefix-cache experiment, but no figure of this engine for any other table
+        hits = 100 * (point.get("cache_hit_share") or 0.0)
+        repeated = f"prompts repeated on purpose: {hits:.1f} % of their tokens came from the prefix cache"
+        return "invalid", [repeated, *reasons]
+    return verdict, reasons

@@ -36,13 +36,13 @@ def summarize(tracker: Tracker, slo: Slo, *, batching: bool, scraper: metrics.Sc
     if begin is None or end is None or end <= begin:
         begin = end = math.nan  # there was no window: nothing lies in it
     account = metrics.Account(scraper.samples if scraper else [], begin, end)
-    latencies, shape, turns = _Latencies(), _Shape(), _Turns()
+    times, shape, turns = _Latencies(tracker.per_round), _Shape(), _Turns()
     outcomes, flow = _Outcomes(tracker, slo), Flow(begin, end, account.times(), open_loop=tracker.open_loop)
     for chunk in tracker.finished.chunks():
-        for part in (latencies, shape, turns, outcomes, flow):
+        for part in (times, shape, turns, outcomes, flow):
             part.add(chunk)
-    out = {**outcomes.figures(), **latencies.figures(), **shape.figures(), **turns.figures()}
-    out |= {"hung": outcomes.hung(latencies.slowest)}
+    out = {**outcomes.figures(), **times.figures(), **shape.figures(), **turns.figures()}
+    out |= {"hung": outcomes.hung(times.slowest)}
     if math.isnan(begin):
         return out
     seconds, good, failed = end - begin, out["requests"], out["failures"]
@@ -66,7 +66,7 @@ def summarize(tracker: Tracker, slo: Slo, *, batching: bool, scraper: metrics.Sc
         "little_l": little,
         "little_error": little / in_flight - 1 if little is not None and in_flight else None,
         # latencies of requests that straddle the window's ends may differ by a deviation
-        "little_edge": (tracker.concurrency or 0) * latencies.e2e_deviation / good / e2e if e2e else None,
+        "little_edge": (tracker.concurrency or 0) * times.e2e_deviation / good / e2e if e2e else None,
         "waiting_first_token": rate * ttft if ttft is not None else None,
         "goodput_per_s": outcomes.met / seconds,
         "goodput_share": outcomes.met / (good + failed) if good or failed else None,
@@ -120,7 +120,8 @@ class _Outcomes:
 class _Latencies:
     """The three latencies of the window's answered requests, in the order they ended, and the gaps between events."""
 
-    def __init__(self) -> None:
+    def __init__(self, per_round: int) -> None:
+        self._per_round = per_round
         self._ttft, self._tpot, self._e2e = Column(), Column(), Column()
         self._gaps = stats.Histogram()
 
@@ -140,25 +141,32 @@ class _Latencies:
 
     def figures(self) -> dict[str, Any]:
         ttft, tpot, e2e = self._ttft.values, self._tpot.values, self._e2e.values
-        p99 = stats.percentile_interval(ttft, 99)
-        return {
-            "converged": converged(e2e, ttft),
-            **_spread("ttft", ttft, (50, 90, 99)),
-            **_spread("tpot", tpot, (50, 99)),
-            **_spread("e2e", e2e, (50, 99)),
-            "ttft_p99_ci_low_s": p99[0] if p99 else None,
-            "ttft_p99_ci_high_s": p99[1] if p99 else None,
-            "itl_p50_s": self._gaps.percentile(50),
-            "itl_p99_s": self._gaps.percentile(99),
-            "ttft_min_s": _least(ttft),
-            "tpot_min_s": _least(tpot),
-            "ttft_drift": stats.drift(ttft),
-            "tpot_drift": stats.drift(tpot),
-        }
+        gaps = {f"itl_p{p}_s": self._gaps.percentile(p) for p in (50, 99)}
+        return latencies(ttft, tpot, e2e, self._per_round) | gaps
 
 
-def _spread(prefix: str, values: np.ndarray, percentiles: Iterable[int]) -> dict[str, float | None]:
-    interval = stats.mean_interval(values)
+def latencies(ttft_s: np.ndarray, tpot_s: np.ndarray, e2e_s: np.ndarray, per_round: int) -> dict[str, Any]:
+    """Means, percentiles, 95 % intervals and drift of a window's requests in the order they ended.
+
+    per_round: requests of one round of closed-loop clients (see stats.mean_interval), 1 in an open loop.
+    """
+    p99 = stats.percentile_interval(ttft_s, 99)
+    return {
+        "converged": converged(e2e_s, ttft_s, per_round),
+        **_spread("ttft", ttft_s, per_round, (50, 90, 99)),
+        **_spread("tpot", tpot_s, per_round, (50, 99)),
+        **_spread("e2e", e2e_s, per_round, (50, 99)),
+        "ttft_p99_ci_low_s": p99[0] if p99 else None,
+        "ttft_p99_ci_high_s": p99[1] if p99 else None,
+        "ttft_min_s": _least(ttft_s),
+        "tpot_min_s": _least(tpot_s),
+        "ttft_drift": stats.drift(ttft_s, per_round),
+        "tpot_drift": stats.drift(tpot_s, per_round),
+    }
+
+
+def _spread(prefix: str, values: np.ndarray, per_round: int, percentiles: Iterable[int]) -> dict[str, float | None]:
+    interval = stats.mean_interval(values, per_round)
     out = {f"{prefix}_mean_s": stats.mean(values)}
     out |= {f"{prefix}_p{p}_s": stats.percentile(values, p) for p in percentiles}
     out |= {f"{prefix}_ci_low_s": interval.low if interval else None}

@@ -34,10 +34,10 @@ class Rule:
     exactly: int | None = None
 
 
-def converged(e2e_s: stats.Values, ttft_s: stats.Values) -> bool:
+def converged(e2e_s: stats.Values, ttft_s: stats.Values, per_round: int = 1) -> bool:
     """Whether the 95 % intervals of mean E2E and mean TTFT are narrow enough for a point to end."""
     for values, limit in ((e2e_s, NARROW_E2E), (ttft_s, NARROW_TTFT)):
-        interval = stats.mean_interval(values)
+        interval = stats.mean_interval(values, per_round)
         if interval is None or interval.relative_half_width > limit:
             return False
     return True
@@ -84,6 +84,11 @@ class Tracker:
     def __post_init__(self) -> None:
         if self.rule.warmup <= 0:
             self._open_window(self.start)
+
+    @property
+    def per_round(self) -> int:
+        """Requests of one round: closed-loop clients move in waves, so latencies repeat after as many."""
+        return 1 if self.open_loop else self.concurrency or 1
 
     def take_over(self, before: Tracker) -> None:
         """Go on with what an earlier stage of a ramp has in flight."""
@@ -172,7 +177,7 @@ class Tracker:
             return f"max_requests ({rule.max_requests}) reached"
         if n < rule.min_requests or seconds < rule.min_seconds or n % (c * math.ceil(8 / c)):
             return None
-        return "interval narrow enough" if converged(self._e2e, self._ttft) else None
+        return "interval narrow enough" if converged(self._e2e, self._ttft, self.per_round) else None
 
     def pending(self) -> list[Reply]:
         """Open loop: requests of the window that are still in flight."""

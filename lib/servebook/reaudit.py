@@ -1,0 +1,37 @@
+"""A stored run's points audited again by today's rules: intervals and verdicts, from the run's own rows.
+
+Means, rates and counts stay what they were when they were measured.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from . import results
+from .book import Book
+
+
+def reaudit(run_dir: Path) -> list[str]:
+    """Write intervals, drift and verdict of every point of the run anew; a line for each verdict that is another now."""
+    from .load.point import judge
+    from .load.summary import latencies
+
+    book, changed = Book.at(Path(run_dir)), []
+    specs = {(s.sweep, s.engine, s.point): s for s in book.all_specs()}
+    for point in book.stored_points():
+        at = {k: point[k] for k in results.PLACE}
+        if (spec := specs.get(tuple(at.values()))) is None:  # of other parameters than the run's
+            continue
+        rows = results.rows_frame(book.dir, **at)
+        rows = rows[(rows["phase"] == "measured") & rows["ok"].astype(bool)].sort_values("end_s", kind="stable")
+        ttft_s, tpot_s, e2e_s = (rows[f"{k}_s"].dropna().to_numpy(float) for k in ("ttft", "tpot", "e2e"))
+        per_round = (spec.concurrency or 1) if spec.rate_per_s is None else 1
+        figures = latencies(ttft_s, tpot_s, e2e_s, per_round)
+        again = point | {k: v for k, v in figures.items() if k == "converged" or "_ci_" in k or k.endswith("_drift")}
+        again["verdict"], again["reasons"] = judge(again, spec, book.floors(spec))
+        results.write_point(book.dir, again)
+        if again["verdict"] != point["verdict"]:
+            why = "; ".join(again["reasons"]) or "nothing against it"
+            changed.append(f"{' '.join(at.values())}: {point['verdict']} → {again['verdict']} ({why})")
+    results.write_points_csv(book.dir)
+    return changed
