@@ -43,9 +43,10 @@ def run():
 
 
 def test_the_frozen_predictions_are_those_of_the_run(run):
-    text = (run.dir / "predictions.json").read_bytes()
-    assert hashlib.sha256(text).hexdigest().startswith("9618748d34d5dd16")
-    entries = json.loads(text)["frozen"]
+    ink = json.loads((run.dir / "predictions.json").read_text())
+    as_written = json.dumps(ink, indent=1, ensure_ascii=False) + "\n"  # before it was packed
+    assert hashlib.sha256(as_written.encode()).hexdigest().startswith("9618748d34d5dd16")
+    entries = ink["frozen"]
     assert [e["stage"] for e in entries] == ["datasheet", "calibrated:vllm", "calibrated:hf"]
     assert not any(e["late"] for e in entries)
     for e in entries:  # ink before measuring
@@ -72,14 +73,14 @@ def test_todays_predictor_is_no_worse_on_it(run):
 def test_rows_are_all_there_and_name_no_machine(run):
     total = 0
     for p in run.points:
-        rows = results.read_rows(results.rows_path(run.dir, p["sweep"], p["engine"], p["point"]))
-        measured = [r for r in rows if r["phase"] == "measured" and r["ok"]]
+        rows = results.rows_frame(run.dir, p["sweep"], p["engine"], p["point"])
+        measured = rows[(rows["phase"] == "measured") & rows["ok"]]
         assert len(measured) == p["requests"]
         total += len(rows)
-        assert sum(r["ttft_s"] for r in measured) / len(measured) == pytest.approx(p["ttft_mean_s"], rel=1e-4)
+        assert measured["ttft_s"].mean() == pytest.approx(p["ttft_mean_s"], rel=1e-4)
     assert total > 5000
     kept = [f for f in run.dir.rglob("*") if f.is_file()]
     assert sum(f.stat().st_size for f in kept) < 2.5e6
     for f in kept:
-        if f.suffix != ".gz":
+        if f.suffix != ".parquet":
             assert not re.search(r"(?<![\w/:.)])/\w+/", f.read_text()), f  # no absolute path
