@@ -68,7 +68,8 @@ def test_every_point_of_both_engines_is_measured(finished):
         # an open loop does not wait: on a busy machine its last arrivals may be cut off by the time limit
         assert p["failures"] == 0 or p["kind"] == "arrival_rate", (p["sweep"], p["engine"], p["point"], p["errors"])
         assert p["requests"] > 0, (p["sweep"], p["engine"], p["point"])
-        assert p["ttft_mean_s"] > 0 and p["tpot_mean_s"] > 0
+        # a client that gets no processor reads a whole answer at once: no TPOT, and the audit says so
+        assert p["ttft_mean_s"] > 0 and (p["tpot_mean_s"] or p["verdict"] == "suspect")
         rows = [
             json.loads(line) for line in (run / "requests" / p["sweep"] / p["engine"] / f"{p['point']}.jsonl").open()
         ]
