@@ -305,6 +305,8 @@ def test_the_audits_doubts_are_said_once_with_their_kind() -> None:
     assert "the GPU's power was capped (1 point)" in html.unescape(tables.trust([rows[0] | capped, *rows[1:]]))
     made = tables.trust([rows[0] | doubt, rows[1] | doubt, *rows[2:]])
     assert f"doubts 2 of the {len(rows)} points" in made and "not known well enough (2 points)" in made
+    again = {"verdict": "invalid", "reasons": ["prompts repeated on purpose: 50.0 % of their tokens came from the cache"]}
+    assert tables.trust([r | again for r in rows]) == "", "the prefix-cache experiment is no fault"
     assert tables.trust([r | {"verdict": "valid", "reasons": []} for r in rows]) == ""
 
 

@@ -202,6 +202,18 @@ class Ledger:
         asked = [s for s in found if s["sweep"] in now and s["engine"] in engines]
         return [s for s in asked if {p.point for p in self._run.specs(s["engine"], s["sweep"])} & set(s["points"])]
 
+    def unfinished(self) -> list[str]:
+        """Points that stand in ink and were neither measured nor lost for a reason that is told, a line a sweep."""
+        told = {(s["sweep"], s["engine"], p) for s in self.stopped() for p in s["points"]}
+        open_points: dict[tuple[str, str], list[str]] = {}
+        for spec in self._run.all_specs():
+            if self._stored(spec) is None and (spec.sweep, spec.engine, spec.point) not in told:
+                open_points.setdefault((spec.sweep, spec.engine), []).append(spec.point)
+        return [
+            f"{sweep}, {engine}: not measured when the run ended: {', '.join(names)}"
+            for (sweep, engine), names in open_points.items()
+        ]
+
     def faults(self, engine: str, sweep: str | None) -> list[str]:
         """Points of a sweep (None: the calibration) that the engine's failing has cost, one line each."""
         at = engine, sweep or points.CALIBRATION

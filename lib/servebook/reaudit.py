@@ -12,7 +12,7 @@ from .book import Book
 
 
 def reaudit(run_dir: Path) -> list[str]:
-    """Write intervals, drift and verdict of every point of the run anew; a line for each verdict that is another now."""
+    """Write intervals, drift and verdict of every point of the run anew; a line for each verdict that changed."""
     from .load.point import judge
     from .load.summary import latencies
 

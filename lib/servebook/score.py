@@ -154,6 +154,11 @@ def verdict(error_share: float) -> str:
     return "hit" if size <= HIT else "near" if size <= NEAR else "miss"
 
 
+def is_repeated(points: pd.DataFrame) -> pd.Series:
+    """Which points send prompts again on purpose: subjects of the prefix-cache experiment."""
+    return points.get("reasons", pd.Series("", points.index)).astype(str).str.contains(REPEATED, regex=False)
+
+
 def score(
     points: pd.DataFrame | Iterable[Mapping[str, Any]],
     predictions: Mapping[str, Any] | Iterable[Mapping[str, Any]],
@@ -170,8 +175,7 @@ def score(
     """
     predicted = prediction_frame(predictions)
     frame = points_frame(points)
-    again = frame.get("reasons", pd.Series("", frame.index)).astype(str).str.contains(REPEATED, regex=False)
-    frame.loc[again, "verdict"] = "repeated"
+    frame.loc[is_repeated(frame), "verdict"] = "repeated"
     measured = measured_frame(frame)
     wanted = measured["verdict"] == "repeated" if repeated else ~measured["verdict"].isin(["invalid", "repeated"])
     measured = measured[wanted & (measured["measured"] > 0)]

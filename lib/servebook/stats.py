@@ -88,7 +88,7 @@ def mean_interval(values: Values, per_round: int = 1) -> Interval | None:
     its own batch. Of the batch and the plain t interval the wider is taken.
 
     per_round: clients that keep step with each other, so that their latencies follow their place in the round: a batch
-    is whole rounds then, at most 20 batches; below LEAST_ROUNDS how rounds differ is not known, and there is no interval.
+    is whole rounds then, at most 20 batches. Below LEAST_ROUNDS how rounds differ is not known: there is no interval.
     """
     x = np.asarray(values, float)
     if not len(x):

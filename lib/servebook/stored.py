@@ -104,6 +104,10 @@ class StoredRun:
         """Points that are missing, each with the reason (see Ledger.stopped)."""
         return self.ledger.stopped()
 
+    def unfinished(self) -> list[str]:
+        """Points that nothing tells of: those of engines that failed to start are told by that."""
+        return self.ledger.unfinished()
+
     # --- what came out ------------------------------------------------------------------------------------------
 
     def stored_points(self) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ A figure is drawn twice, wide for the page and narrow for a phone, by the same f
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -220,10 +221,12 @@ def plain_log(axis: Any, values: Sequence[float], room: int = 9) -> None:
     room: how many labels of up to three characters fit; longer ones get less.
     """
     ticks = sorted(set(values))
-    room = max(3, room * 4 // max(4, *(len(label(t)) + 1 for t in ticks), 4))
     axis.axes.set(**{f"{axis.axis_name}scale": "log"}) if len(ticks) > 1 else None
-    while len(ticks) > room:
-        ticks = ticks[::-2][::-1]
+    kept, span = ticks[-1:], math.log(ticks[-1] / ticks[0]) or 1.0 if ticks else 1.0
+    for tick in ticks[-2::-1]:  # the largest value keeps its label, and each that does not touch the one kept before
+        if math.log(kept[0] / tick) / span >= max(4, len(label(kept[0])) + 1) / 4 / room:
+            kept.insert(0, tick)
+    ticks = kept
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda v, _: label(v)))

@@ -70,7 +70,7 @@ def _front_matter(run: dict[str, Any], run_dir: Path, engine: str) -> str:
             starts.append(at)
     # the day of the measurement, so that a second export is the same file
     date = min(starts, default="1970-01-01T00:00:00Z")
-    fields: dict[str, Any] = {"title": title, "description": run.get("description") or described(run)}
+    fields: dict[str, Any] = {"title": title, "description": run.get("description") or described(run, run_dir)}
     if engine == "jekyll":
         fields = {"layout": "post"} | fields | {"date": date, "tags": ["llm", "serving"]}
     elif engine == "astro":

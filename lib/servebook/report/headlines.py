@@ -117,7 +117,8 @@ def hardware_line(params: Any, gpu: Any, provenance: Mapping[str, Any]) -> str:
 KINDS_OF_DOUBT = {  # by how the audit's reasons begin
     "GPU clocks slowed": "the GPU's clocks were slowed", "GPU power capped": "the GPU's power was capped",
     "GPU clocks throttled": "the GPU's clocks were throttled", "not converged": "the mean is not known well enough",
-    "few rounds": "too few rounds of the clients were measured", "not steady": "latency drifted within the point", "client-limited": "the load client could not keep up",
+    "few rounds": "too few rounds of the clients were measured", "not steady": "latency drifted within the point",
+    "client-limited": "the load client could not keep up",
     "the server counted": "client and server count tokens differently",
 }  # fmt: skip
 
@@ -131,6 +132,7 @@ def _kind(reason: str) -> str:
 def trust(points: Any) -> Html:
     """One line under the headline where the audit doubts points: how many, and for what."""
     frame = score.points_frame(points)
+    frame = frame[~score.is_repeated(frame)]  # invalid by purpose, not by fault
     doubted = frame[frame["verdict"].isin(["suspect", "invalid"])]
     if doubted.empty:
         return Html("")

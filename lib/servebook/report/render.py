@@ -168,7 +168,7 @@ def _context(run_dir: Path) -> dict[str, Any]:
     run = _run(run_dir)
     return {
         "title": run.get("title"),
-        "description": run.get("description") or described(run),
+        "description": run.get("description") or described(run, run_dir),
         "run": run.get("run") or run_dir.name,
         "stamp": _stamp(run_dir),
         "downloads": downloads(run_dir),
@@ -182,15 +182,16 @@ def _run(run_dir: Path) -> dict[str, Any]:
     return (yaml.safe_load(params.read_text(encoding="utf-8")) or {}) if params.exists() else {}
 
 
-def described(run: Mapping[str, Any]) -> str:
-    """A run in one sentence, where its parameters give none."""
+def described(run: Mapping[str, Any], run_dir: Path) -> str:
+    """A run in one sentence, where its parameters give none: of the engines that measured something."""
     model, hardware = run.get("model") or {}, run.get("hardware") or {}
     name = model.get("hub") or model.get("config") or model.get("path")
     card = hardware.get("gpu") or (hardware.get("figures") or {}).get("name")
     if not name or not run.get("engines"):
         return "LLM serving: predicted, measured, explained."
     on = f" on {card}" if card and card not in ("auto", "detect") else ""
-    served = f"{name}{on}, served by {listing(list(run['engines']))}"
+    measured = [e for e in run["engines"] if any(run_dir.glob(f"requests/*/{e}/*.json"))]
+    served = f"{name}{on}, served by {listing(measured or list(run['engines']))}"
     return f"{served}: every point predicted first, then measured, every miss explained."
 
 

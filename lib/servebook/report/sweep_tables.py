@@ -117,12 +117,19 @@ def stopped(stops: Iterable[Mapping[str, Any]], sweep: str) -> Html:
     return notes_box("Where it stopped", [f"{s['engine']}: {s['why']}" for s in stops if s["sweep"] == sweep])
 
 
-def missing(failed: Mapping[str, str], stops: Iterable[Mapping[str, Any]], left_out: str | None = None) -> Html:
-    """What this run does not have: engines that did not start, sweeps that ended early, points of other parameters.
+def missing(
+    failed: Mapping[str, str],
+    stops: Iterable[Mapping[str, Any]],
+    left_out: str | None = None,
+    unfinished: Iterable[str] = (),
+) -> Html:
+    """What this run does not have: engines that did not start, sweeps that ended early, points that it did not come
+    to, points of other parameters.
 
     Empty where all is there."""
     lines = [f"{engine} did not run: {why}" for engine, why in failed.items()]
     lines += [f"{s['sweep']}, {s['engine']}: {s['why']}" for s in stops]
+    lines += [line for line in unfinished if not any(f", {engine}: " in line for engine in failed)]
     lines += [left_out] if left_out else []
     return notes_box("What is missing, and why", lines)
 
