@@ -115,7 +115,7 @@ def test_points_that_the_parameters_dropped_are_left_out_until_they_are_back(tmp
     assert book.left_out() is None and len(book.stopped()) == 1
     unfinished = {line.split(": ")[0]: line.split(": ")[2] for line in book.unfinished()}
     assert unfinished["prompt_length, vllm"] == "p00256, p00512", "neither measured nor told of otherwise"
-    assert unfinished["short_prompts, vllm"] == "c0001, c0002, c0004" and "arrival_rate, vllm" not in unfinished
+    assert unfinished["short_prompts, vllm"] == "c0001, c0002, c0004" and rate not in unfinished["arrival_rate, vllm"]
     book = opened("prompt_tokens: [64, 256, 512, 1024]", "prompt_tokens: [64]")
     assert points(book) == sorted(set(there) - {there[1]}) and book.stopped() == []
     assert book.left_out() == "1 stored point is of other parameters and left out"
