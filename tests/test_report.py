@@ -17,7 +17,7 @@ from servebook import score
 from servebook.charts import words
 from servebook.errors import ServebookError
 from servebook.report import notes, outputs, scrub, tables
-from servebook.report.math import Ids, Page, markdown, mathml
+from servebook.report.markdown import Ids, Renderer, markdown, mathml
 from servebook.report.render import render
 from servebook.report.scrub import ROOT, Scrub
 from servebook.report.social import social, write_social
@@ -160,14 +160,14 @@ def test_tex_cannot_carry_markup() -> None:
 
 def test_headings_and_footnotes_never_share_an_id() -> None:
     ids = Ids()
-    body = "".join(markdown("# One\n\nx[^1]\n\n[^1]: note", Page(ids, "a-")) for _ in range(2))
+    body = "".join(markdown("# One\n\nx[^1]\n\n[^1]: note", Renderer(ids, "a-")) for _ in range(2))
     found = re.findall(r'id="([^"]+)"', body)
     assert len(found) == len(set(found)) == 6
     assert set(re.findall(r'href="#([^"]+)"', body)) <= set(found)
 
 
 def test_only_our_own_html_passes_whole() -> None:
-    page = Page(Ids())
+    page = Renderer(Ids())
     data = {"text/html": "<figure id='x'><svg onload='a()'></svg></figure><script>b()</script>", "text/plain": ""}
     body = outputs.cell_outputs([{"output_type": "display_data", "data": data, "metadata": {}}], page)
     assert "<svg" not in body and "<script" not in body and "b()" in body
@@ -305,7 +305,8 @@ def test_the_audits_doubts_are_said_once_with_their_kind() -> None:
     assert "the GPU's power was capped (1 point)" in html.unescape(tables.trust([rows[0] | capped, *rows[1:]]))
     made = tables.trust([rows[0] | doubt, rows[1] | doubt, *rows[2:]])
     assert f"doubts 2 of the {len(rows)} points" in made and "not known well enough (2 points)" in made
-    again = {"verdict": "invalid", "reasons": ["prompts repeated on purpose: 50.0 % of their tokens came from the cache"]}
+    why = "prompts repeated on purpose: 50.0 % of their tokens came from the cache"
+    again = {"verdict": "invalid", "reasons": [why]}
     assert tables.trust([r | again for r in rows]) == "", "the prefix-cache experiment is no fault"
     assert tables.trust([r | {"verdict": "valid", "reasons": []} for r in rows]) == ""
 

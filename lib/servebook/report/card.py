@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import textwrap
 from pathlib import Path
 from typing import Any
 
-from .. import score
+from .. import results, score
 from ..charts import lines, words
 from ..charts.style import LIGHT, plain_log, theme, y_axis
-from .social import _points, _yaml, held_out_scores
+from . import folder
+from .social import held_out_scores
 
 
 def write_card(run_dir: Path | str) -> Path:
     """Write `card.png` into the run's folder from its points and predictions, and return its path."""
     run_dir = Path(run_dir)
-    stored = run_dir / "predictions.json"
-    frozen = json.loads(stored.read_text(encoding="utf-8")) if stored.exists() else {"frozen": []}
-    figure = card(_points(run_dir), frozen, _yaml(run_dir / "params.yaml"))
+    figure = card(results.read_points(run_dir), folder.predictions(run_dir), folder.params(run_dir))
     path = run_dir / "card.png"
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with theme():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,13 +9,13 @@ from typing import Any
 
 import pandas as pd
 
-from .. import charts, ink, score
+from .. import charts, files, ink, results, score
 from ..charts import words
 from ..errors import ServebookError
+from . import folder
 from .markup import Html, columns, table, where, with_range
 from .page import Body, write_page
 from .render import downloads
-from .social import _points, _yaml
 
 DRAWN = {
     "concurrency": (charts.throughput, charts.latencies),
@@ -34,16 +33,15 @@ def compare(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
     if len(folders) < 2:
         raise ServebookError("one run cannot be compared", "compare", "Give two or more run folders")
     runs: dict[str, dict[str, Any]] = {}
-    for folder in folders:
-        points = _points(folder)
+    for run_dir in folders:
+        points = results.read_points(run_dir)
         if not points:
             raise ServebookError(
-                "no measured point is stored here", str(folder), "Give a folder under outputs/ that holds a run"
+                "no measured point is stored here", str(run_dir), "Give a folder under outputs/ that holds a run"
             )
-        name = folder.name if folder.name not in runs else str(folder)
-        stored = folder / "predictions.json"
-        frozen = json.loads(stored.read_text(encoding="utf-8")) if stored.exists() else {"frozen": []}
-        runs[name] = {"points": points, "frozen": frozen, "params": _yaml(folder / "params.yaml"), "gpu": _gpu(folder)}
+        name = run_dir.name if run_dir.name not in runs else str(run_dir)
+        frozen, asked = folder.predictions(run_dir), folder.params(run_dir)
+        runs[name] = {"points": points, "frozen": frozen, "params": asked, "gpu": _gpu(run_dir)}
     names = list(runs)
     title = f"{words.listing(names)} compared"
     body = _body(runs).chapter(title)
@@ -54,10 +52,10 @@ def compare(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
     })  # fmt: skip
 
 
-def _gpu(folder: Path) -> str | None:
+def _gpu(run_dir: Path) -> str | None:
     """The hardware by the name it was found under, where the run stored it."""
-    stored = folder / "hardware.json"
-    return json.loads(stored.read_text(encoding="utf-8"))["gpu"]["name"] if stored.exists() else None
+    stored = files.read_json(run_dir / "hardware.json")
+    return stored["gpu"]["name"] if stored else None
 
 
 def _body(runs: dict[str, dict[str, Any]]) -> Body:

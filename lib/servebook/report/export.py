@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
-import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,9 +10,10 @@ from typing import Any
 
 import yaml
 
+from .. import files, results
 from ..charts.svg import stand_alone
 from ..errors import ServebookError
-from . import notes
+from . import folder, notes
 from .outputs import terminal_text
 from .render import described, put_notes
 from .scrub import Scrub
@@ -40,8 +39,7 @@ def export_post(run_dir: Path | str, post: Path | str, out: Path | str, *, front
             "cannot read the notebook", str(post), "Run the post again: servebook run --only"
         ) from error
     run_dir, out = Path(run_dir), Path(out)
-    stored = run_dir / "params.yaml"
-    run = (yaml.safe_load(stored.read_text(encoding="utf-8")) or {}) if stored.exists() else {}
+    run = folder.params(run_dir)
     Scrub(run_dir).notebook(notebook)
     put_notes(notebook, notes.read(run_dir, run.get("run")))
     parts: list[str] = []
@@ -55,19 +53,14 @@ def export_post(run_dir: Path | str, post: Path | str, out: Path | str, *, front
             parts += [_no_html("".join(o["data"].get("text/markdown", ""))) if own and "data" in o else
                       _output(o, out / "images") for o in cell.outputs]  # fmt: skip
     body = "\n\n".join(p for p in parts if p) + "\n"
-    path = out / "index.md"
-    _write(path, _front_matter(run, run_dir, front_matter) + body)
-    return path
+    return files.write_text(out / "index.md", _front_matter(run, run_dir, front_matter) + body)
 
 
 def _front_matter(run: dict[str, Any], run_dir: Path, engine: str) -> str:
     title = run.get("title") or run_dir.name
     if engine == "none":
         return f"# {title}\n\n"
-    starts = []
-    for point in run_dir.glob("requests/*/*/*.json"):
-        if point.name != "stopped.json" and (at := json.loads(point.read_text(encoding="utf-8")).get("started_at")):
-            starts.append(at)
+    starts = [at for p in results.read_points(run_dir) if (at := p.get("started_at"))]
     # the day of the measurement, so that a second export is the same file
     date = min(starts, default="1970-01-01T00:00:00Z")
     fields: dict[str, Any] = {"title": title, "description": run.get("description") or described(run, run_dir)}
@@ -103,7 +96,7 @@ def _figure(markup: str, images: Path) -> str:
     if not name or not drawing:
         return ""
     title, alt = inside(r"<figcaption><b[^>]*>(.*?)</b>"), inside(r'<p id="[^"]+-alt">(.*?)</p>')
-    _write(images / f"{name}.svg", stand_alone(drawing[0], title, alt))
+    files.write_text(images / f"{name}.svg", stand_alone(drawing[0], title, alt))
     caption = f"**{_escape(title)}** {_escape(inside(r'<span class=.sb-note.>(.*?)</span>'))}".strip()
     takeaway = _escape(inside(r'<p class="sb-takeaway">(.*?)</p>'))
     words = re.sub(r"[\[\]]", "", " ".join(alt.split()))
@@ -204,10 +197,3 @@ def to_markdown(markup: str) -> str:
     reader = _Reader()
     reader.feed(markup)
     return "\n\n".join(reader.blocks)
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(path)

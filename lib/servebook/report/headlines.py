@@ -15,17 +15,17 @@ from ..charts import words
 from ..charts.style import engine_order
 from .markup import Html, esc, place, range_text, where
 
+RATES = {"output_tok_per_s": "output tokens/s", "decode_tok_per_s": "decode tokens/s"}
+FROZEN = "frozen beforehand"
 
-def card(value: str, unit: str, what: str, interval: str) -> str:
+
+def _card(value: str, unit: str, what: str, interval: str) -> str:
+    """One of the figures up front."""
     small = f' <span class="sb-unit">{esc(unit)}</span>' if unit else ""
     return (
         f'<li><span class="sb-big">{esc(value)}{small}</span><span class="sb-what">{esc(what)}</span>'
         f'<span class="sb-range">{esc(interval)}</span></li>'
     )
-
-
-RATES = {"output_tok_per_s": "output tokens/s", "decode_tok_per_s": "decode tokens/s"}
-FROZEN = "frozen beforehand"
 
 
 def headline(
@@ -47,14 +47,14 @@ def headline(
         span = _interval_words(best[f"{rate}_ci_low"], best[f"{rate}_ci_high"], "")
         count = f", n = {best['requests']:.0f}" if pd.notna(best["requests"]) else ""
         what = f"{RATES[rate]}, the most that {engine} gave ({where(best)})"
-        cards.append(card(words.number(best[rate]), "tok/s", what, f"{span}{count}"))
+        cards.append(_card(words.number(best[rate]), "tok/s", what, f"{span}{count}"))
         both = _both(frame, engine, rate)
         if len(both):
             top = both.loc[both["ratio"].idxmax()]
             span = _interval_words(*_ratio_interval(top, rate), "×")
             name = RATES[rate].partition(" ")[0]
             what = f"the {name} rate of {top['engine_other']} at the same load ({where(top)}), the largest gap"
-            cards.append(card(words.number(top["ratio"], 2), "×", what, span))
+            cards.append(_card(words.number(top["ratio"], 2), "×", what, span))
     final = score.final(scores) if len(scores) else scores
     if len(final):
         cards.append(_error_card(final, said))
@@ -96,7 +96,7 @@ def _error_card(final: pd.DataFrame, said: str) -> str:
     inside = final["inside"].dropna().astype(float)
     if len(inside):
         note += f"; {words.percent(inside.mean())} lie inside their 80 % interval"
-    return card(words.percent(errors["size"].mean()), "", what, note)
+    return _card(words.percent(errors["size"].mean()), "", what, note)
 
 
 def _engines(frame: pd.DataFrame) -> list[str]:

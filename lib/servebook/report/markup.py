@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ..charts import words
-from .math import scroller
+from .markdown import scroller
 
 METRIC_NAMES = {
     "ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "Request latency", "output_tok_per_s": "Output tok/s",

@@ -6,14 +6,13 @@ A figure is written as its place in the data, `{{ sweep/engine/point/column }}` 
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
-from .. import score
+from .. import results, score
 from ..charts import words
 from ..errors import ServebookError
+from . import folder
 from .markup import unit_of
 from .scrub import ROOT
 
@@ -49,16 +48,11 @@ def fill(text: str, run_dir: Path, name: str = "notes") -> str:
 
 def _value(run_dir: Path, sweep: str, engine: str, point: str, column: str) -> float | None:
     if column.startswith("predicted "):
-        stored = run_dir / "predictions.json"
-        frame = score.prediction_frame(json.loads(stored.read_text(encoding="utf-8"))) if stored.exists() else None
-        if frame is None:
-            return None
+        frame = score.prediction_frame(folder.predictions(run_dir))
         own = frame[(frame["stage"] == score.best_stage(frame, engine)) & (frame["engine"] == engine)]
         own = own[(own["sweep"] == sweep) & (own["point"] == point) & (own["metric"] == column.split()[1])]
         return float(own["predicted"].iloc[-1]) if len(own) else None
-    stored = run_dir / "requests" / sweep / engine / f"{point}.json"
-    row: dict[str, Any] = json.loads(stored.read_text(encoding="utf-8")) if stored.exists() else {}
-    value = row.get(column)
+    value = (results.read_point(run_dir, sweep, engine, point) or {}).get(column)
     return float(value) if isinstance(value, int | float) else None
 
 

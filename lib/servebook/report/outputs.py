@@ -11,7 +11,7 @@ from typing import Any
 import bleach
 from bleach.css_sanitizer import CSSSanitizer
 
-from .math import DATA_IMAGE, Page, formula, markdown, scroller
+from .markdown import DATA_IMAGE, Renderer, formula, markdown, scroller
 
 TAGS = {
     "a", "abbr", "b", "blockquote", "br", "caption", "code", "dd", "del", "details", "div", "dl", "dt", "em",
@@ -32,7 +32,7 @@ PROGRESS = re.compile(r"\d+%\|.*\|.*(it/s|s/it|\?it|\[)")
 LONG_OUTPUT = 24  # lines of printed text that stay unfolded
 
 
-def cell_outputs(outputs: Iterable[Mapping[str, Any]], renderer: Page) -> str:
+def cell_outputs(outputs: Iterable[Mapping[str, Any]], renderer: Renderer) -> str:
     """All outputs of a cell; neighbouring printed text is joined before progress bars are taken out of it."""
     parts: list[str] = []
     printed = ""
@@ -67,7 +67,7 @@ def _printed(text: str) -> str:
     return f'<details class="sb-code"><summary>Printed output, {count} lines</summary>{block}</details>'
 
 
-def _output(output: Mapping[str, Any], renderer: Page) -> str:
+def _output(output: Mapping[str, Any], renderer: Renderer) -> str:
     if output["output_type"] == "error":
         trace = terminal_text("\n".join(output.get("traceback", [])))
         head = html.escape(f"{output.get('ename', 'Error')}: {output.get('evalue', '')}")
@@ -126,7 +126,7 @@ def _allowed(tag: str, name: str, value: str) -> bool:
     return name in ATTRIBUTES["*"] or name in ATTRIBUTES.get(tag, [])
 
 
-def _once(markup: str, renderer: Page) -> str:
+def _once(markup: str, renderer: Renderer) -> str:
     """Our own HTML; a figure that the page already shows, drawn from the same data, becomes a link to it."""
     figure = re.match(r'<figure [^>]*id="([^"]+)".*?<figcaption><b[^>]*>(.*?)</b>', markup, re.DOTALL)
     if figure is None:
@@ -139,7 +139,7 @@ def _once(markup: str, renderer: Page) -> str:
     return made
 
 
-def unique_ids(markup: str, renderer: Page) -> str:
+def unique_ids(markup: str, renderer: Renderer) -> str:
     """Give ids that the page already has a new name, here and where this markup refers to them."""
     new = {old: renderer.ids.new(old) for old in dict.fromkeys(re.findall(r'\sid="([^"]+)"', markup))}
     if all(old == name for old, name in new.items()):

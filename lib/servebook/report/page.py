@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from .. import files
 from . import outputs
-from .math import Ids, Page, markdown, permalink, slug
+from .markdown import Ids, Renderer, markdown, permalink, slug
 
 TEMPLATE = Path(__file__).parent / "template"
 # Whatever slips into the page: no script runs and nothing is fetched
@@ -45,41 +45,36 @@ def write_page(out: Path, post: Sequence[Chapter], chapters: Sequence[Chapter], 
         .get_template("page.html.j2")
         .render(**{"url": None, "kicker": KICKER, **context, **fixed, "style": style})
     )
-    page = re.sub(r"[ \t]+\n", "\n", page)
-    scratch = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    scratch.write_text(page, encoding="utf-8")
-    scratch.replace(out)
-    return out
+    return files.write_text(out, re.sub(r"[ \t]+\n", "\n", page))
 
 
 class Body:
     """A page's body that is put together here and not in a notebook: sections, tables, figures."""
 
     def __init__(self) -> None:
-        self.page = Page(Ids())
+        self.renderer = Renderer(Ids())
         for fixed in FIXED_IDS:
-            self.page.ids.new(fixed)
+            self.renderer.ids.new(fixed)
         self.parts: list[str] = []
         self.sections: list[tuple[int, str, str]] = []
 
     def section(self, title: str) -> None:
-        anchor = self.page.ids.new(slug(title))
+        anchor = self.renderer.ids.new(slug(title))
         shown = html.escape(title)
         self.sections.append((2, shown, anchor))
         self.parts.append(f'<h2 id="{anchor}">{shown} {permalink(anchor, title)}</h2>')
 
     def add(self, markup: str) -> None:
-        self.parts.append(outputs.unique_ids(markup, self.page))
+        self.parts.append(outputs.unique_ids(markup, self.renderer))
 
     def chapter(self, title: str) -> Chapter:
-        return Chapter(title, self.page.ids.new("post"), "\n".join(self.parts), self.sections)
+        return Chapter(title, self.renderer.ids.new("post"), "\n".join(self.parts), self.sections)
 
 
 def glossary() -> str:
     """The glossary as the page's last chapter, without its title and the words about itself."""
     text = GLOSSARY.read_text(encoding="utf-8")
-    return markdown(text[text.index("\n## ") :], Page(Ids(), "glossary-", 1))
+    return markdown(text[text.index("\n## ") :], Renderer(Ids(), "glossary-", 1))
 
 
 def _hoist(body: str, rules: set[str]) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import results
 from ..charts.words import listing
 from ..errors import ServebookError
-from . import notes, outputs
-from .math import Ids, Page, markdown, slug
+from ..points import CALIBRATION
+from . import folder, notes, outputs
+from .markdown import Ids, Renderer, markdown, slug
 from .page import FIXED_IDS, TEMPLATE, Chapter, download, write_page
 from .scrub import Scrub
 
@@ -37,7 +38,7 @@ def render(
     anchors = {p.name: ids.new("post" if _is_post(p) else slug(p.stem)) for p in paths}
     posts = [p for p in paths if _is_post(p)]
     others = [p for p in paths if not _is_post(p)]
-    scrub, said = Scrub(run_dir), notes.read(run_dir, _run(run_dir).get("run"))
+    scrub, said = Scrub(run_dir), notes.read(run_dir, folder.params(run_dir).get("run"))
     post = [chapter(p, ids, anchors, post=True, scrub=scrub, said=said) for p in posts]
     chapters = [chapter(p, ids, anchors, post=False, scrub=scrub) for p in others]
     _tell_apart(others, chapters)
@@ -86,18 +87,18 @@ def chapter(
         sections.append((level, text, at))
 
     prefix = "" if post else f"{anchor}-"
-    page = Page(ids, prefix, 0 if post else 1, anchors, on_heading=heading)
+    renderer = Renderer(ids, prefix, 0 if post else 1, anchors, on_heading=heading)
 
     def as_markdown(cell: Mapping[str, Any]) -> str:
-        page.images = _attachments(cell)
-        return markdown(cell["source"], page)
+        renderer.images = _attachments(cell)
+        return markdown(cell["source"], renderer)
 
     exporter = TemplateExporter(
         template_file=str(TEMPLATE / "chapter.html.j2"),
         extra_template_basedirs=[str(TEMPLATE)],
         filters={
             "servebook_markdown": as_markdown,
-            "servebook_outputs": lambda cell: outputs.cell_outputs(cell.get("outputs", []), page),
+            "servebook_outputs": lambda cell: outputs.cell_outputs(cell.get("outputs", []), renderer),
             "servebook_code": highlight,
             "servebook_hidden": lambda cell: bool(HIDDEN & set(cell["metadata"].get("tags", []))),
         },
@@ -165,7 +166,7 @@ def highlight(source: str) -> str:
 
 
 def _context(run_dir: Path) -> dict[str, Any]:
-    run = _run(run_dir)
+    run = folder.params(run_dir)
     return {
         "title": run.get("title"),
         "description": run.get("description") or described(run, run_dir),
@@ -173,13 +174,6 @@ def _context(run_dir: Path) -> dict[str, Any]:
         "stamp": _stamp(run_dir),
         "downloads": downloads(run_dir),
     }
-
-
-def _run(run_dir: Path) -> dict[str, Any]:
-    import yaml
-
-    params = run_dir / "params.yaml"
-    return (yaml.safe_load(params.read_text(encoding="utf-8")) or {}) if params.exists() else {}
 
 
 def described(run: Mapping[str, Any], run_dir: Path) -> str:
@@ -198,20 +192,14 @@ def described(run: Mapping[str, Any], run_dir: Path) -> str:
 def _stamp(run_dir: Path) -> list[str]:
     """When each prediction was frozen and when the first measurement of a sweep began."""
     lines = []
-    stored = run_dir / "predictions.json"
-    if stored.exists():
-        for entry in json.loads(stored.read_text(encoding="utf-8")).get("frozen", []):
-            digest = str(entry.get("inputs_sha256") or "")[:12]
-            lines.append(
-                f"Prediction “{entry['stage']}” frozen {entry.get('time_utc')}"
-                + (f" (inputs {digest}…)" if digest else "")
-            )
-    starts = []
-    for point in run_dir.glob("requests/*/*/*.json"):
-        if point.parent.parent.name != "calibration" and point.name != "stopped.json":
-            starts.append(json.loads(point.read_text(encoding="utf-8")).get("started_at"))
-    if known := [s for s in starts if s]:
-        lines.append(f"First measured point of a sweep began {min(known)}")
+    for entry in folder.predictions(run_dir)["frozen"]:
+        digest = str(entry.get("inputs_sha256") or "")[:12]
+        lines.append(
+            f"Prediction “{entry['stage']}” frozen {entry.get('time_utc')}" + (f" (inputs {digest}…)" if digest else "")
+        )
+    points = [p for p in results.read_points(run_dir) if p["sweep"] != CALIBRATION]
+    if starts := [p["started_at"] for p in points if p.get("started_at")]:
+        lines.append(f"First measured point of a sweep began {min(starts)}")
     return lines
 
 
@@ -241,8 +229,8 @@ def _bytes(path: Path) -> bytes:
 def _predictions_csv(run_dir: Path) -> bytes:
     from ..score import prediction_frame
 
-    stored = run_dir / "predictions.json"
-    if not stored.exists():
+    stored = folder.predictions(run_dir)
+    if not stored["frozen"]:
         return b""
-    frame = prediction_frame(json.loads(stored.read_text(encoding="utf-8")))
+    frame = prediction_frame(stored)
     return frame.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode()

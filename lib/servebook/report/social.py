@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from .. import score
+from .. import files, results, score
 from ..charts import words
+from . import folder
 from .markup import METRIC_NAMES, place, unit_of
 
 
@@ -19,14 +16,8 @@ def write_social(run_dir: Path | str) -> Path:
     from .card import write_card
 
     run_dir = Path(run_dir)
-    run = _yaml(run_dir / "params.yaml")
-    points = _points(run_dir)
-    stored = run_dir / "predictions.json"
-    frozen = json.loads(stored.read_text(encoding="utf-8")) if stored.exists() else {"frozen": []}
-    path = run_dir / "social.md"
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    scratch.write_text(social(points, frozen, run), encoding="utf-8")
-    scratch.replace(path)
+    text = social(results.read_points(run_dir), folder.predictions(run_dir), folder.params(run_dir))
+    path = files.write_text(run_dir / "social.md", text)
     write_card(run_dir)
     return path
 
@@ -74,12 +65,3 @@ def held_out_scores(points: Any, predictions: Any, run: dict[str, Any]) -> Any:
     """The scores that the page shows: without what calibration had seen."""
     taught = [(c["prompt_tokens"], c["output_tokens"]) for c in run.get("calibration") or []]
     return score.held_out(score.score(points, predictions), taught)
-
-
-def _points(run_dir: Path) -> list[dict[str, Any]]:
-    found = sorted(p for p in run_dir.glob("requests/*/*/*.json") if p.name != "stopped.json")
-    return [json.loads(p.read_text(encoding="utf-8")) for p in found]
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.exists() else {}

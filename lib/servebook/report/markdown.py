@@ -67,7 +67,7 @@ class Ids:
         return name
 
 
-class Page(mistune.HTMLRenderer):
+class Renderer(mistune.HTMLRenderer):
     """Renders one notebook's markdown: headings shifted and anchored, math as MathML, tables that scroll."""
 
     def __init__(
@@ -129,9 +129,9 @@ def scroller(inner: str, label: str) -> str:
     )
 
 
-def markdown(text: str, renderer: Page | None = None) -> str:
+def markdown(text: str, renderer: Renderer | None = None) -> str:
     """Markdown as HTML (tables, footnotes, math). Footnote ids take the renderer's prefix."""
-    renderer = renderer or Page(Ids())
+    renderer = renderer or Renderer(Ids())
     parser = mistune.create_markdown(
         escape=True, renderer=renderer, plugins=["strikethrough", footnotes, math, table, table_in_list]
     )
