@@ -16,7 +16,7 @@ from .. import files, results
 from ..audit import audit
 from ..errors import ServebookError
 from ..params import Load, Slo
-from ..points import PointSpec, RepeatedPoint
+from ..points import PointSpec, RepeatedPoint, pauses_seed
 from . import arrivals, finished, summary
 from .client import Client, Reply, now
 from .lengths import Length
@@ -120,7 +120,8 @@ async def measure_ramp(
         )
         bodies = Bodies(prompts, payload, output_lengths or first.output_tokens, chat=chat)
         closed = first.rate_per_s is None and not replay_s
-        closed_loop = ClosedLoop(client, bodies, jitter_s=load.jitter_s, seed=str(labels), turns=turns)
+        seed = pauses_seed(first, load.seed)
+        closed_loop = ClosedLoop(client, bodies, jitter_s=load.jitter_s, seed=seed, turns=turns)
         open_loop = OpenLoop(client, bodies)
         stack.enter_context(quiet_collector())
         for spec, rule in zip(specs, rules, strict=True):
