@@ -1,4 +1,4 @@
-"""The predictor's bars: accuracy on the two public tables and the H200 run, sensitivity, cross-validation, speed.
+"""The predictor's bars: accuracy on the two public tables and the kept runs, sensitivity, cross-validation, speed.
 
     python benchmarks/bench_predictor.py [--quick]
 
@@ -16,12 +16,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from servebook import hardware, ink, model, params, predict, results, simulation
+from servebook import hardware, ink, model, params, peers, predict, results, score, simulation
 from servebook.calibrate import calibrate
 from servebook.clients import Load, Prompt
 from servebook.forecast import Scenario, average, server, whole_rounds
 from servebook.params import ModelParams
-from servebook.points import PointSpec
+from servebook.points import PointSpec, RepeatedPoint
 from servebook.priors import Prior, vllm_priors
 from servebook.scheduler import SchedulerConfig
 from servebook.steptime import VllmTimes
@@ -75,7 +75,7 @@ class Table:
             spec = PointSpec(row["sweep"], "vllm", row["point"], "concurrency", *tokens, concurrency)
             scenario = Scenario(s, spec, load, row["cache_hit_share"] or 0.0, running_gauge=True)
             count = whole_rounds(max(120, 3 * concurrency), concurrency)
-            o = average([scenario.outcome(times, seed, count) for seed in predict.SEEDS])
+            o = average([scenario.outcome(times, seed, count) for seed in predict.SEEDS[:2]])
             for at, metric in SCORED[self.name]:
                 measured = row.get(metric.replace("t_s", "t_mean_s"))
                 if at == concurrency:
@@ -139,7 +139,7 @@ def accuracy(tables: list[Table]) -> None:
 
 
 class Reference:
-    """The stored H200 run: what was frozen before its points were measured, and what this predictor says of them."""
+    """A kept run: what was frozen before its points were measured, what this predictor says of them, and the peers."""
 
     METRICS = ("ttft_s", "tpot_s", "output_tok_per_s")
 
@@ -154,6 +154,20 @@ class Reference:
     def _json(self, name: str) -> dict:
         return json.loads((self.dir / name).read_text(encoding="utf-8"))
 
+    @property
+    def salt(self) -> str | None:
+        """What the clients' pauses were drawn from as well, until 2026-11-29; None where it was not kept."""
+        path = self.dir / "requests" / "prompts.salt"
+        return path.read_text() if path.exists() else None
+
+    def _pauses(self, spec: PointSpec) -> str:
+        if self.salt is None:
+            return ""
+        labels = (self.params.load.seed, self.dir.name, self.salt)
+        if isinstance(spec, RepeatedPoint):
+            return str((*labels, spec.prompt_set))
+        return str((*labels, spec.sweep, spec.engine, spec.point, 0))
+
     def now(self) -> list[dict]:
         """Entries as today's predictor would freeze them, from the calibration points only."""
         entries = []
@@ -164,14 +178,19 @@ class Reference:
                 facts = {name: self._json(f"engines/{name}.json")}
                 told = predict.predict_run(
                     self.params, self.shape, self.gpu, facts=facts, calibration=learned, engines=[name],
-                    capacity_per_s=e["capacity_per_s"],
+                    capacity_per_s=e["capacity_per_s"], pauses=self._pauses,
                 )  # fmt: skip
                 entries.append({"stage": e["stage"], "points": told["points"]})
         return entries
 
+    def peers(self) -> list[dict]:
+        """What others say of vLLM's points, as entries; they give no intervals."""
+        return [{"stage": f"{p['stage']}:vllm", "points": p["points"]} for p in peers.read(self.dir)]
+
     def scores(self, entries: list[dict]) -> dict[tuple[str, str, str], tuple[float, int, int]]:
         """{(engine, group, metric): (mean absolute error, points inside the 80 % interval, points)}; groups: "C = 1"
-        (prompt lengths and loads of one client), "C > 1", and "open" loops. Calibration points are left out."""
+        (prompt lengths and loads of one client), "C > 1", "open" loops, and "again": prompts sent before. Calibration
+        points are left out."""
         measured = {ink.key(p): p for p in self.points}
         cells: dict[tuple[str, str, str], list[tuple[float, bool]]] = {}
         for entry in entries:
@@ -181,22 +200,33 @@ class Reference:
                 if not engine or m is None or p["sweep"] == "calibration":
                     continue
                 group = "open" if m["rate_per_s"] else "C > 1" if m["concurrency"] > 1 else "C = 1"
+                if any(score.REPEATED in reason for reason in m["reasons"] or ()):
+                    group = "again"
                 for metric in self.METRICS:
-                    said, real = p["metrics"][metric], m[metric.replace("t_s", "t_mean_s")]
+                    said, real = p["metrics"].get(metric), m[metric.replace("t_s", "t_mean_s")]
+                    if said is None:
+                        continue
+                    if not isinstance(said, dict):
+                        said = {"value": said, "low": said, "high": said}
                     cell = abs(said["value"] / real - 1), said["low"] <= real <= said["high"]
                     cells.setdefault((engine, group, metric), []).append(cell)
         return {k: (sum(e for e, _ in v) / len(v), sum(i for _, i in v), len(v)) for k, v in cells.items()}
 
 
 def reference() -> None:
-    run = Reference()
-    frozen, now = run.scores(run.frozen), run.scores(run.now())
-    print("\nThe H200 run: mean absolute error and points inside the 80 % interval, as frozen before measuring -> now")
-    print("  what is better now was learned on this run; the frozen figures are the honest ones")
-    for key in frozen:
-        before, after = (f"{100 * e:5.1f} % {i:>3} of {n:<3}" for e, i, n in (frozen[key], now[key]))
-        engine, group, metric = key
-        print(f"  {engine:<5}{group:<6}{metric:<17}{before}-> {after}")
+    print("\nThe kept runs: mean absolute error and points inside the 80 % interval, as frozen before measuring -> now")
+    print("  what is better now was learned on the first run and its repeat; the frozen figures are the honest ones")
+    for path in sorted((ROOT / "outputs" / "reference").glob("*/predictions.json")):
+        run = Reference(path.parent.name)
+        said = [run.scores([p]) for p in run.peers()]
+        pauses = "as its clients drew them" if run.salt else "not kept, an average over seeds"
+        print(f"  {run.dir.name} (clients' pauses: {pauses})")
+        frozen, now = run.scores(run.frozen), run.scores(run.now())
+        for key in frozen:
+            before, after = (f"{100 * e:5.1f} % {i:>3} of {n:<3}" for e, i, n in (frozen[key], now[key]))
+            engine, group, metric = key
+            beside = ", ".join(f"{100 * s[key][0]:.1f}" for s in said if key in s and group == "C > 1")
+            print(f"    {engine:<5}{group:<6}{metric:<17}{before}-> {after}{f'  peer {beside} %' if beside else ''}")
 
 
 def sensitivity(tables: list[Table]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import random
 import sys
 from pathlib import Path
 
 import pytest
 from servebook import capacity, forecast, hardware, ink, model, params, points, predict, score
 from servebook import plan as planning
+from servebook.clients import Clients
 from servebook.errors import ServebookError
 from servebook.params import ModelParams, RunParams, Slo
 from servebook.priors import vllm_priors
@@ -188,7 +190,7 @@ def test_fp8_weights_and_activations_on_an_h200():
     assert fp8.activation_quantization_bytes == 28 * 29_696 * 3 and SHAPE.activation_quantization_bytes == 0
     # twice the tensor rate at a smaller share of it, and what quantizing activations costs; attention stays in bf16
     rate = h200.flops_per_s("fp8") * 0.57
-    moved = fp8.activation_quantization_bytes / (h200.bytes_per_s * 0.8)
+    moved = fp8.activation_quantization_bytes / (h200.bytes_per_s * 0.9)
     assert quantized.token_s == pytest.approx(fp8.linear_flops_per_token / rate + moved)
     assert 0.6 < quantized.token_s / plain.token_s < 0.7 and quantized.pair_s == plain.pair_s
     # 7.6 GB instead of 14.1 are read; two more kernels a layer are launched
@@ -381,3 +383,24 @@ def test_what_ifs_move_the_right_way():
     assert rate["H100-SXM"] > 3 * rate["as it is"]
     t4 = next(r for r in rows if r["case"] == "T4")
     assert t4["fits"] is False and "does not fit" in t4["note"]
+
+
+def test_pauses_are_those_that_the_client_will_draw(monkeypatch):
+    p = run_params()
+    spec = points.PointSpec("s", "vllm", "c0004", "concurrency", 512, 128, concurrency=4)
+    seeds = []
+    clients = forecast.Scenario.clients
+    watched = lambda self, *args: (seeds.append((load := clients(self, *args)).seed), load)[1]  # noqa: E731
+    monkeypatch.setattr(forecast.Scenario, "clients", watched)
+    known = points.pauses_seed(spec, p.load.seed)
+    f = predict.forecaster(p, "vllm", SHAPE, A40, samples=4, pauses=lambda s: points.pauses_seed(s, p.load.seed))
+    f.point(spec)
+    assert seeds[0] == known and seeds.count(known) >= 3  # the value, and half of the draws
+    assert {101, 103} <= set(seeds)  # the other half
+    # the client's own words: U(0, jitter) for each of its four, in their order
+    rng = random.Random(known)
+    load = forecast.Scenario(f.server, spec, p.load, pauses=known).clients(1)
+    assert sorted(due[0] for due in Clients(load).due) == sorted(rng.uniform(0, p.load.jitter_s) for _ in range(4))
+    seeds.clear()
+    predict.forecaster(p, "vllm", SHAPE, A40, samples=4).point(spec)
+    assert known not in seeds and len(set(seeds)) > 4

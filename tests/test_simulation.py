@@ -30,11 +30,14 @@ class Times:
     def slowdown(self, drawn):
         return 1.0
 
-    def launch(self, tokens):
+    def launch(self, tokens, idle):
         return 0.0
 
     def frontend(self, prompt_tokens):
         return 0.002
+
+    def frontend_busy(self, prompt_tokens):
+        return 0.0005
 
 
 class Fixed:
@@ -67,6 +70,13 @@ def test_a_request_that_arrives_mid_step_waits_for_the_queued_batch_too():
     assert waits[True] == pytest.approx(waits[False] + 0.010, abs=1e-4)
 
 
+def test_the_front_end_takes_the_next_request_before_it_is_through_with_one():
+    # 2 ms each, of which 0.5 ms one at a time
+    load = Load([Prompt(16, 5)], arrivals_s=[0.0, 0.0001, 0.0002])
+    ready = [r.ready_s for r in sorted(simulate(SchedulerConfig(), Times(), load).requests, key=lambda r: r.id)]
+    assert ready == pytest.approx([0.002, 0.0025, 0.003])
+
+
 class Launching(Times):
     """The GPU takes 10 ms a decode step, 1 ms one that prefills; launching that takes the host 30 ms."""
 
@@ -76,7 +86,7 @@ class Launching(Times):
     def mixed(self, step):
         return 0.001, 1.0
 
-    def launch(self, tokens):
+    def launch(self, tokens, idle):
         return 0.030
 
 

@@ -242,7 +242,8 @@ def _server_prefill(point: Mapping[str, Any]) -> tuple[float, float] | None:
     if prefill is None or queue is None or point["ttft_mean_s"] is None or not prefill > 0:
         return None
     front = point["ttft_mean_s"] - prefill - queue
-    return (prefill, front) if front > 0 else None
+    usual = prefill + (point.get("ttft_p50_s") or point["ttft_mean_s"]) - point["ttft_mean_s"]
+    return (usual, front) if front > 0 and usual > 0 else None
 
 
 def _number(value: Any) -> float | None:

@@ -40,7 +40,7 @@ class Load:
     warmup: int = 0
     requests: int = 100
     max_seconds: float = math.inf
-    seed: int = 1
+    seed: int | str = 1  # of the jitter
 
 
 def value(r: Request, of: str) -> float | None:

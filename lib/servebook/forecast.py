@@ -52,6 +52,7 @@ class Scenario:
     hit_share: float = 0.0  # share of prompts whose tokens are already in the prefix cache
     running_gauge: bool = False  # decode rate by vLLM's running gauge, as in the posts; else in flight − waiting gauge
     cached_prompts: int = 0  # instead of hit_share: the first so many prompts are there, and none after them
+    pauses: str = ""  # seed of the very pauses that the client will draw, where it is known
     overlap: int = 0  # of one group of several, whose load is its share already: chunks in the pipeline at once
 
     @property
@@ -62,6 +63,8 @@ class Scenario:
         n = layout.groups
         if n == 1 or self.overlap:
             return [(self, 1)]
+        if self.pauses:  # nobody knows which client's requests go to which group
+            return replace(self, pauses="").groups
         names = ("min_requests", "max_requests", "warmup_requests")
         share = load.model_copy(update={k: -(-getattr(load, k) // n) for k in names})
         if spec.rate_per_s is not None:
@@ -100,7 +103,7 @@ class Scenario:
             warmup, count = max(c, load.warmup_requests), max(load.max_requests, 2 * least)
         return clients.Load(
             self.prompts(seed), concurrency=c, jitter_s=load.jitter_s, warmup=warmup, requests=requests or count,
-            seed=seed,
+            seed=self.pauses or seed,
         )  # fmt: skip
 
     def simulate(self, times: Times, seed: int = 1, requests: int | None = None, *, log: bool = False) -> Result:

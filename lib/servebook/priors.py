@@ -54,18 +54,28 @@ def vllm_priors(
     cap = "prefills that never rest run at 1,520 MHz, lone ones at 1,800: 7 to 8 % slower on the H200 at C = 16 to 128"
     prepare = "schedule, inputs, replay of a graph; from an H200 run's gap between a long launch and its first token"
     event = "detokenizing, JSON and a write a token on the API server's one loop; an H200 run's 13,000 events/s"
+    stream, matmul, hidden, attention = (0.80, 0.05), (0.70, 0.10), (0.30, 0.10), (0.45, 0.10)
+    sequence = 5e-6, 3e-6
+    if gpu.generation in ("hopper", "blackwell"):
+        # warp-specialized kernels, from an H200's first run and its repeat. Decodes: from one to 16 sequences of 8,192
+        # tokens 7.1 GB more KV in 1.6 ms, from one to 64 of 512 at most 4 µs each beyond KV. Prefills: lone prompts of
+        # 2,048 to 16,384 tokens take 42 ms of GEMMs a 2,048 and 52 % of dense peak in attention
+        stream, matmul, hidden, attention = (0.90, 0.03), (0.67, 0.08), (0.15, 0.08), (0.52, 0.05)
+        sequence = 1.5e-6, 1e-6
+    if eight_bit:
+        matmul, hidden = (0.57, 0.10), (0.30, 0.10)
     return {
-        "bandwidth_share": Prior(0.80, 0.05, 0.5, 0.95, "streaming kernels reach 75–92 % of the datasheet's bandwidth"),
-        "matmul_share": Prior(0.57 if eight_bit else 0.70, 0.10, 0.25, 0.95, gemm),
-        "overlap_loss": Prior(0.30, 0.10, 0.0, 1.0, f"the shorter of reads and GEMM not hidden; {BOTH_TABLES}"),
-        "attention_share": Prior(0.45, 0.10, 0.1, 0.8, "FlashAttention's causal prefill reaches 40–60 % of dense peak"),
+        "bandwidth_share": Prior(*stream, 0.5, 0.95, "streaming kernels reach 75–92 % of the datasheet's bandwidth"),
+        "matmul_share": Prior(*matmul, 0.25, 0.95, gemm),
+        "overlap_loss": Prior(*hidden, 0.0, 1.0, f"the shorter of reads and GEMM not hidden; {BOTH_TABLES}"),
+        "attention_share": Prior(*attention, 0.1, 0.8, "FlashAttention's causal prefill reaches 40–60 % of dense peak"),
         "mixed_rows": Prior(90, 10, 16, 128, tile) if tiled else Prior(1.2, 0.4, 1, 8, packed),
         "host_s": Prior(host, 0.3 * host, 0.0, 5 * host, "sampling, and ramps and tails of a layer's kernels", "s"),
-        "layer_launch_s": Prior(0.00077 * kernels, 0.00018, 5e-5, 0.005, eager, "s"),
-        "piecewise_share": Prior(0.40, 0.12, 0.1, 1.0, piecewise),
+        "layer_launch_s": Prior(0.00072 * kernels, 0.00014, 5e-5, 0.005, eager, "s"),
+        "piecewise_share": Prior(0.37, 0.12, 0.1, 1.0, piecewise),
         "prepare_s": Prior(0.0026, 0.0006, 2e-4, 0.02, prepare, "s"),
         "capped_loss": Prior(*((0.075, 0.02) if gpu.generation == "hopper" else (0.0, 0.01)), 0.0, 0.3, cap),
-        "host_per_sequence_s": Prior(5e-6, 3e-6, 0.0, 1e-4, "scheduling and output handling a running request", "s"),
+        "host_per_sequence_s": Prior(*sequence, 0.0, 1e-4, "scheduling and output handling a running request", "s"),
         "frontend_request_s": Prior(0.004, 0.003, 0.0, 0.1, "HTTP, JSON and the way through the engine's queues", "s"),
         "frontend_token_s": Prior(1.5e-6, 1.5e-6, 0.0, 3e-5, "parsing, validating and hashing prompt tokens", "s"),
         "frontend_event_s": Prior(75e-6, 25e-6, 0.0, 1e-3, event, "s"),

@@ -34,13 +34,17 @@ class StepTimes(Protocol):
 
     prepare_s: float  # what the host takes before any step's first kernel: scheduling it, preparing its inputs
 
-    def launch(self, tokens: int) -> float:
-        """What it then takes to launch one that prefills, of so many tokens; the engine does nothing else meanwhile."""
+    def launch(self, tokens: int, idle: bool) -> float:
+        """What it then takes to launch one that prefills, of so many tokens; the engine does nothing else meanwhile.
+        idle: nothing ran before."""
 
     event_s: float  # what the API server takes to pass a token on
 
     def frontend(self, prompt_tokens: int) -> float:
         """HTTP, JSON, tokenizing and hashing before a request reaches the engine."""
+
+    def frontend_busy(self, prompt_tokens: int) -> float:
+        """What of that the API server can do for one request at a time only."""
 
     def first_event(self, prompt_tokens: int) -> float:
         """By how much the event of a first token is late."""
@@ -173,11 +177,13 @@ class _Engine:
         return _result(clients, wall_s, self.gauge, preemptions=scheduler.preemptions, log=self.log or [])
 
     def _take_in(self) -> None:
-        """Requests that have been sent pass the front end one by one; those past it are the scheduler's."""
+        """Requests that have been sent pass the front end, mostly side by side; those past it are the scheduler's."""
         due, ready, now = self.clients.due, self.ready, self.now
         while due and (due[0][0] <= now or not ready):
             sent, _, r = heapq.heappop(due)
-            self.frontend_free = r.ready_s = max(self.frontend_free, sent) + self.times.frontend(r.prompt_tokens)
+            busy = self.times.frontend_busy(r.prompt_tokens)
+            self.frontend_free = max(self.frontend_free, sent) + busy
+            r.ready_s = self.frontend_free + self.times.frontend(r.prompt_tokens) - busy
             heapq.heappush(ready, (r.ready_s, r.id, r))
         while ready and ready[0][0] <= now:
             r = heapq.heappop(ready)[2]
@@ -228,7 +234,7 @@ class _Engine:
                 tokens += new
                 if r.scheduled_s < 0:
                     r.scheduled_s = start
-            self.now += times.launch(tokens)  # hidden as far as the GPU still runs the step before
+            self.now += times.launch(tokens, idle=not self.queue)  # hidden as far as the GPU still runs the step before
             seconds, draw = times.mixed(step)
             capped = seconds * (times.slowdown(self.power.drawn) - 1)
         else:

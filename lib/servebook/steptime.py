@@ -29,6 +29,13 @@ from .scheduler import Step
 # of what the front end takes a prompt token, the part that falls after the engine's first token: on the H200 run of
 # 2026-11-29 the first event of a 16,384-token prompt came 13 ms late, its second token right behind it
 FIRST_EVENT_SHARE = 0.6
+# of what the front end takes a request whatever its length, the part that it can do for one at a time only; the rest is
+# hops between tasks and processes. On the H200's first run and its repeat 17 of 20 requests sent within 1 ms of the
+# first of a burst got into that one's step
+FRONTEND_BUSY_SHARE = 0.1
+# by how much launching takes longer where the engine was idle before: 22 to 25 ms for a lone prompt of 640 or 1,024
+# tokens, 16 to 22 ms beside decodes, on the same two runs
+IDLE_LAUNCH = 1.2
 
 
 class _Model:
@@ -104,6 +111,10 @@ class VllmTimes(_Model):
         """Seconds before the request reaches the engine."""
         return super().frontend(prompt_tokens) - self.first_event(prompt_tokens)
 
+    def frontend_busy(self, prompt_tokens: int) -> float:
+        """Seconds of it in which the API server does nothing else."""
+        return self.frontend(prompt_tokens) - (1 - FRONTEND_BUSY_SHARE) * self.frontend_request_s
+
     def first_event(self, prompt_tokens: int) -> float:
         """Seconds that the first token's event is late by; TTFT has them, and TPOT is shorter by them."""
         return FIRST_EVENT_SHARE * self.frontend_token_s * prompt_tokens
@@ -131,9 +142,11 @@ class VllmTimes(_Model):
         """Seconds that the GPUs of a replica talk to each other in a step."""
         return self.link_s + tokens * self.link_token_s + samples * self.link_sample_s
 
-    def launch(self, tokens: int) -> float:
-        """Seconds that the host takes to launch a step of so many tokens that prefills; the step ends no sooner."""
-        return self.piecewise_s if tokens <= self.captured_tokens else self.launch_s
+    def launch(self, tokens: int, idle: bool = False) -> float:
+        """Seconds that the host takes to launch a step of so many tokens that prefills; the step ends no sooner. idle:
+        nothing ran before it."""
+        seconds = self.piecewise_s if tokens <= self.captured_tokens else self.launch_s
+        return seconds * (IDLE_LAUNCH if idle else 1.0)
 
     def decode_draw(self, decodes: int, kv_tokens: float, seconds: float) -> float:
         """Board power of a pure decode step, as a share of its cap."""
@@ -212,7 +225,7 @@ class VllmTimes(_Model):
             gpu = max(gpu, host)
             chunk = self.host_s + self.sequence_s + self.linear(compute) + self.prefill_attention(before, new)
             gpu += (chunk + self.links(new, last)) / (1 if last else self.overlap)
-            host += self.launch(new)
+            host += self.launch(new, idle=not before)
             gpu = max(gpu, host)
             before += new
         host += self.prepare_s
