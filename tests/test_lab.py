@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from IPython.display import DisplayHandle
 from servebook import predict, results
-from servebook.charts import bars
+from servebook.charts import waterfall_svg
 from servebook.errors import ServebookError
 from servebook.hardware import Gpu
-from servebook.lab import explore, live, runs, sketch
+from servebook.lab import explore, live, live_view, runs
 from servebook.points import PointSpec
 
 ROOT = Path(__file__).parents[1]
@@ -127,7 +127,7 @@ def test_the_waterfall_adds_up_and_is_sound_svg() -> None:
         parts = f.waterfalls()[metric]
         assert sum(v for _, v in parts) == pytest.approx(value, rel=1e-3)  # but for what is too small to see
         drawn = ET.fromstring(
-            bars.waterfall([(f"{label} & <more>", v) for label, v in parts], what=metric, total=value)
+            waterfall_svg.waterfall([(f"{label} & <more>", v) for label, v in parts], what=metric, total=value)
         )
         assert len(drawn.findall(".//rect")) == len(parts) + 1
 
@@ -206,7 +206,7 @@ def test_a_run_is_followed_from_its_files(tmp_path: Path) -> None:
     follower = live.Follower(book, book.points)
     state = follower.look()
     assert state.now is None and state.left_s == pytest.approx(90, abs=1)
-    assert "starting vllm" in sketch.progress(follower, state, [])
+    assert "starting vllm" in live_view.progress(follower, state, [])
     follower.hear("s vllm c0001: warm-up 1/2, 0 s of at most 8 s")
     write_rows(book, "c0001", "warmup", "warmup")
     state = follower.look()
@@ -214,7 +214,7 @@ def test_a_run_is_followed_from_its_files(tmp_path: Path) -> None:
     write_rows(book, "c0001", "measured", "measured", "measured")
     state = follower.look()
     assert not state.warm and state.rows == 3 and state.means["ttft_s"] == pytest.approx(0.2)
-    drawn = sketch.progress(follower, state, ["a line <said>"])
+    drawn = live_view.progress(follower, state, ["a line <said>"])
     assert "so far: TTFT 200\u00a0ms (predicted 20\u00a0ms)" in drawn and "&lt;said&gt;" in drawn
     for figure in re.findall(r"<figure>.*?</figure>", drawn):
         assert len(ET.fromstring(figure).findall(".//circle")) == 1

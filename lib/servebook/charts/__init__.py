@@ -3,12 +3,12 @@
 A function takes the run's data and returns a matplotlib Figure; `show(figure)` as a cell's last line displays it.
 """
 
-from .cache import prefix_cache
 from .explain import predicted_vs_measured, roofline, saturation, waterfall
 from .inside import distributions, server_series
 from .style import FigureText, text_of
 from .svg import html_figure, save, show, standalone_svg
-from .sweeps import arrival_rate, frontier, latencies, latency_throughput, output_rate, prompt_length, throughput
+from .sweeps import arrival_rate, latencies, output_rate, prefix_cache, prompt_length, throughput
+from .tradeoffs import frontier, latency_throughput
 
 __all__ = [
     "FigureText",

@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from .. import score
 from . import words
-from .style import LIGHT, EngineStyle, engine_order, engine_styles, place_last
+from .style import LIGHT, EngineStyle, FigureText, engine_order, engine_styles, place_last
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,24 @@ def gather(points: Any, predictions: Any, sweep: str | None, stage: str | None =
     here = {*frame["engine"].dropna(), *forecast["engine"].dropna()}
     measured = score.measured_frame(frame) if len(frame) else score.measured_frame([])
     return Data(frame, measured, forecast, [e for e in order if e in here], styles)
+
+
+def workload(data: Data) -> str:
+    """The lengths of a sweep's requests, as they stand behind a title."""
+    rows = data.points if len(data.points) else data.predicted
+    tokens = [sorted(rows[c].dropna().unique()) for c in ("prompt_tokens", "output_tokens")]
+    if all(len(t) == 1 for t in tokens):
+        return f" ({tokens[0][0]:,.0f} in, {tokens[1][0]:,.0f} out)"
+    return f" ({tokens[1][0]:,.0f} out)" if len(tokens[1]) == 1 else ""
+
+
+def empty(figure: Figure, ax: Axes, id: str, title: str) -> Figure:
+    """A figure of a sweep without points says so."""
+    ax.set_axis_off()
+    ax.text(0.5, 0.5, "No point of this sweep was measured or predicted", ha="center", transform=ax.transAxes)
+    text = "Nothing to draw: no point of this sweep was measured or predicted."
+    figure.servebook = FigureText(id, title, text, text)  # type: ignore[attr-defined]
+    return figure
 
 
 def draw(ax: Axes, below: Axes | None, data: Data, metric: Metric, x: str) -> list[tuple[str, float, float]]:

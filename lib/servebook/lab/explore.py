@@ -16,9 +16,9 @@ from ..errors import ServebookError
 from ..forecast import Outcome, Scenario, whole_rounds
 from ..predict import Forecaster
 from . import runs
+from .answers import Curve, Forecast, SideBySide
 from .runs import Run
 from .setting import SAMPLES, Setting, engine_of, of_run
-from .shown import Curve, Forecast, SideBySide
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 GLANCE_ARRIVALS = 200  # of an open loop

@@ -204,9 +204,9 @@ class _View:
                 self._handle.update(self._bundle(), raw=True)
 
     def _bundle(self) -> dict[str, str]:
-        from . import sketch
+        from . import live_view
 
-        return sketch.progress(self.follower, self.follower.look(), self._lines[-3:]).bundle()
+        return live_view.progress(self.follower, self.follower.look(), self._lines[-3:]).bundle()
 
 
 __all__ = ["Follower", "State", "in_lab", "watching"]

@@ -33,12 +33,12 @@ STYLE = (
 )
 
 
-class Shown(str):
+class Page(str):
     """HTML that a cell shows as it is, with a line of plain text for where there is none."""
 
     plain: str
 
-    def __new__(cls, body: str, plain: str) -> Shown:
+    def __new__(cls, body: str, plain: str) -> Page:
         self = super().__new__(cls, body)
         self.plain = plain
         return self
@@ -50,9 +50,9 @@ class Shown(str):
         return self.bundle()
 
 
-def page(parts: Iterable[str], plain: str) -> Shown:
+def page(parts: Iterable[str], plain: str) -> Page:
     """One output of Lab, with the style that it needs."""
-    return Shown(f'{STYLE}<div class="sb-lab">{"".join(parts)}</div>', plain)
+    return Page(f'{STYLE}<div class="sb-lab">{"".join(parts)}</div>', plain)
 
 
 def text(value: object) -> str:
@@ -90,4 +90,4 @@ def table(caption: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> s
     return f"<table><caption>{text(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
-__all__ = ["Shown", "figure", "page", "table", "text", "tiles"]
+__all__ = ["Page", "figure", "page", "table", "text", "tiles"]

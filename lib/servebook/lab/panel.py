@@ -216,7 +216,7 @@ class Panel:
         except ServebookError as error:
             self._show(name, _trouble(error))
 
-    def _show(self, name: str, page: look.Shown) -> None:
+    def _show(self, name: str, page: look.Page) -> None:
         self._handles[name].update(page.bundle(), raw=True)
 
     def _ipython_display_(self) -> None:
@@ -245,7 +245,7 @@ def _choose(control: Any, value: Any) -> None:
     control.value = value
 
 
-def _trouble(error: ServebookError) -> look.Shown:
+def _trouble(error: ServebookError) -> look.Page:
     return look.page([f'<p class="bad">{look.text(error.line())}</p>'], error.line())
 
 

@@ -116,7 +116,7 @@ def hardware_line(params: Any, gpu: Any, provenance: Mapping[str, Any]) -> str:
 
 KINDS_OF_DOUBT = {  # by how the audit's reasons begin
     "GPU clocks slowed": "the GPU's clocks were slowed", "GPU power capped": "the GPU's power was capped",
-    "GPU clocks throttled": "the GPU's clocks were throttled", "not converged": "the mean is not known well enough",
+    "not converged": "the mean is not known well enough",
     "few rounds": "too few rounds of the clients were measured", "not steady": "latency drifted within the point",
     "client-limited": "the load client could not keep up",
     "the server counted": "client and server count tokens differently",

@@ -1,4 +1,4 @@
-"""What an exploration comes to: a forecast, several side by side, a curve. Each shows itself in a cell."""
+"""What an exploration answers: a forecast, several side by side, a curve. Each shows itself in a cell."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from .. import analysis, charts, score
-from ..charts import bars, style, words
+from ..charts import style, waterfall_svg, words
 from . import look
 from .setting import Setting
 
 
-class Shows:
+class Answer:
     """Shows itself: `html` in Lab's style, `text` where there is no HTML."""
 
     def html(self) -> str:
@@ -29,7 +29,7 @@ class Shows:
 
 
 @dataclass(frozen=True)
-class Forecast(Shows):
+class Forecast(Answer):
     """What a load is predicted to give. Seconds, tokens/s, requests/s; None where it is not served (see `note`)."""
 
     setting: Setting
@@ -109,7 +109,7 @@ class Forecast(Shows):
         if not self.fits:
             return f'{_head(self.setting)}<p class="bad">{look.text(self.note)}</p>'
         drawn = "".join(
-            bars.waterfall(parts, what=metric, total=self.value(f"{metric.lower()}_s") or 0.0)
+            waterfall_svg.waterfall(parts, what=metric, total=self.value(f"{metric.lower()}_s") or 0.0)
             for metric, parts in self.waterfalls().items()
         )
         notes = "".join(f'<p class="soft">{look.text(n)}</p>' for n in (self.note, self.how) if n)
@@ -150,7 +150,7 @@ class Forecast(Shows):
 
 
 @dataclass(frozen=True)
-class SideBySide(Shows):
+class SideBySide(Answer):
     """Forecasts by what was changed; the first is what the others are set against."""
 
     forecasts: dict[str, Forecast]
@@ -187,7 +187,7 @@ class SideBySide(Shows):
 
 
 @dataclass(frozen=True)
-class Curve(Shows):
+class Curve(Answer):
     """Predictions along one axis, with a run's measured points where it has them."""
 
     setting: Setting
@@ -249,4 +249,4 @@ def _money(value: float | None) -> str:
     return "–" if value is None else f"{value:,.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
-__all__ = ["Curve", "Forecast", "Shows", "SideBySide"]
+__all__ = ["Answer", "Curve", "Forecast", "SideBySide"]

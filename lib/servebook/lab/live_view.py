@@ -20,7 +20,7 @@ WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 380, 150, 58, 24, 10
 NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT"}
 
 
-def progress(follower: Follower, state: State, lines: Sequence[str]) -> look.Shown:
+def progress(follower: Follower, state: State, lines: Sequence[str]) -> look.Page:
     """What a cell shows while a sweep is measured."""
     done, of = len(state.done), len(follower.specs)
     left = f", about {words.seconds(state.left_s, 2)} of measuring left" if state.left_s else ""

@@ -1,6 +1,6 @@
-"""The waterfall of explain.py as a string of SVG: the same picture in well under a millisecond.
+"""The waterfall as a string of SVG, for a screen that redraws while a slider moves: well under a millisecond.
 
-For a screen that redraws while a slider moves. Colours are the variables that every figure of a page uses.
+Colours are the variables that every figure of a page uses.
 """
 
 from __future__ import annotations

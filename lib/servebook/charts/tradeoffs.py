@@ -1,0 +1,166 @@
+"""Figures of what more load gives and takes: latency against throughput (2), one user's rate against the server's.
+
+Arguments as those of sweeps.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
+
+from . import captions, lines, words
+from .lines import Data
+from .style import LIGHT, Canvas, FigureText, chart, place_last, y_axis
+
+
+@chart
+def latency_throughput(
+    canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage: str | None = None
+) -> Figure:
+    """Chart 2: request latency p50 and p99 against output tokens/s, one point a concurrency."""
+    data = lines.gather(points, predictions, sweep, stage)
+    title = "Request latency against output throughput"
+    figure, [(ax, _)] = canvas.panels(1, height=3.6)
+    rows = data.points[data.points["verdict"] != "invalid"].dropna(subset=["output_tok_per_s"])
+    rows = rows.assign(e2e_p50_s=rows["e2e_p50_s"].fillna(rows["e2e_mean_s"])).dropna(subset=["e2e_p50_s"])
+    if rows.empty:
+        return lines.empty(figure, ax, f"latency-throughput-{sweep}", title)
+    ends, found, alt = [], [], []
+    for engine in data.engines:
+        own, look = rows[rows["engine"] == engine].sort_values("concurrency"), data.styles[engine]
+        said = _pairs(data, engine, "output_tok_per_s", "e2e_s")
+        if len(said) > 0:
+            ax.plot(said["output_tok_per_s"], said["e2e_s"], color=look.colour, linestyle=(0, (4, 2)), linewidth=1.4)
+        if own.empty:
+            continue
+        ax.plot(own["output_tok_per_s"], own["e2e_p50_s"], color=look.colour, zorder=3)
+        lines.marks(ax, own, "output_tok_per_s", "e2e_p50_s", look)
+        tail = own.dropna(subset=["e2e_p99_s"])
+        ax.plot(tail["output_tok_per_s"], tail["e2e_p99_s"], color=look.colour, linewidth=1, alpha=0.75, zorder=2)
+        ax.plot(tail["output_tok_per_s"], tail["e2e_p99_s"], "_", color=look.colour, markersize=9, markeredgewidth=2)
+        _number_points(ax, own, "output_tok_per_s", "e2e_p50_s", "concurrency")
+        last = own.iloc[-1]
+        ends.append((engine, float(last["output_tok_per_s"]), float(last["e2e_p50_s"])))
+        top = own.loc[own["output_tok_per_s"].idxmax()]
+        found.append(
+            f"{engine} peaks at {words.number(top['output_tok_per_s'])} output tok/s (C = {top['concurrency']:.0f}), "
+            f"where p50 of the request latency is {words.seconds(top['e2e_p50_s'])} and p99 "
+            f"{words.seconds(top['e2e_p99_s'])}"
+        )
+        alt.append(f"{engine}: " + "; ".join(
+            f"C = {r['concurrency']:.0f}: {words.number(r['output_tok_per_s'])} tok/s at p50 "
+            f"{words.seconds(r['e2e_p50_s'])}, p99 {words.seconds(r['e2e_p99_s'])}" for _, r in own.iterrows()
+        ) + ".")  # fmt: skip
+    ax.set_xlim(left=0)
+    y_axis(ax, "Request latency", "s", log=True)
+    ax.set_xlabel("Output tokens/s, all requests together")
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: words.label(v)))
+    p99 = Line2D([], [], color=LIGHT["muted"], marker="_", markersize=8, linewidth=1, label="p99")
+    lines.key(ax, data, canvas.narrow, [p99], band=False)
+    _name_curves(ax, ends, data)
+    figure.servebook = FigureText(  # type: ignore[attr-defined]
+        f"latency-throughput-{sweep}", title + lines.workload(data), words.sentence(found),
+        "Line chart of request latency, p50 (thick) and p99 (thin), over output tokens per second; each point is a "
+        f"concurrency. {' '.join(alt)}",
+        "Numbers at the points: concurrency C. " + captions.sample_note(data, bars=False),
+    )  # fmt: skip
+    return figure
+
+
+@chart
+def frontier(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage: str | None = None) -> Figure:
+    """Throughput-latency frontier: tokens/s that one user sees (1 / TPOT) against tokens/s of the whole server."""
+    data = lines.gather(points, predictions, sweep, stage)
+    title = "What one user sees against what the server gives"
+    figure, [(ax, _)] = canvas.panels(1, height=3.4)
+    rows = data.points[data.points["verdict"] != "invalid"].dropna(subset=["output_tok_per_s", "tpot_mean_s"])
+    rows = rows[rows["tpot_mean_s"] > 0].assign(user=lambda r: 1 / r["tpot_mean_s"])
+    if rows.empty:
+        return lines.empty(figure, ax, f"frontier-{sweep}", title)
+    ends, found, alt = [], [], []
+    for engine in data.engines:
+        own, look = rows[rows["engine"] == engine].sort_values("concurrency"), data.styles[engine]
+        said = _pairs(data, engine, "output_tok_per_s", "tpot_s")
+        if len(said) > 0:
+            ax.plot(
+                1 / said["tpot_s"], said["output_tok_per_s"], color=look.colour, linestyle=(0, (4, 2)), linewidth=1.4
+            )
+        if own.empty:
+            continue
+        ax.plot(own["user"], own["output_tok_per_s"], color=look.colour, zorder=3)
+        lines.marks(ax, own, "user", "output_tok_per_s", look)
+        _number_points(ax, own, "user", "output_tok_per_s", "concurrency", above=True)
+        first, top = own.iloc[0], own.loc[own["output_tok_per_s"].idxmax()]
+        ends.append((engine, float(top["user"]), float(top["output_tok_per_s"])))
+        clause = f"{engine} gives one user {words.number(first['user'])} tok/s at C = {first['concurrency']:.0f}"
+        if top["concurrency"] != first["concurrency"]:
+            clause += (
+                f" and {words.number(top['user'])} at C = {top['concurrency']:.0f}, "
+                f"where the server's total is {words.number(top['output_tok_per_s'])} tok/s"
+            )
+        found.append(clause)
+        alt.append(f"{engine}: " + "; ".join(
+            f"C = {r['concurrency']:.0f}: {words.number(r['user'])} tok/s a user, "
+            f"{words.number(r['output_tok_per_s'])} tok/s in all" for _, r in own.iterrows()) + ".")  # fmt: skip
+    ax.set_xlim(left=0)
+    peaks = rows.groupby("engine")["output_tok_per_s"].max()
+    log = bool(peaks.max() > 20 * peaks.min() > 0)  # else one engine would lie on the axis
+    if not log:
+        ax.set_ylim(bottom=0)
+    ax.set_xlabel(
+        "Tokens/s of one user (1 / TPOT)" if canvas.narrow else "Tokens/s of one user while decoding (1 / TPOT)"
+    )
+    y_axis(ax, "Output tokens/s of the server", "", log=log)
+    lines.key(ax, data, canvas.narrow, band=False)
+    _name_curves(ax, ends, data, up=13)
+    figure.servebook = FigureText(  # type: ignore[attr-defined]
+        f"frontier-{sweep}", title + lines.workload(data), words.sentence(found),
+        f"Line chart of the server's output tokens per second over one user's decode rate. {' '.join(alt)}",
+        "Up and to the right is better; numbers at the points: C. " + captions.sample_note(data, bars=False),
+    )  # fmt: skip
+    return figure
+
+
+def _pairs(data: Data, engine: str, first: str, second: str) -> pd.DataFrame:
+    own = data.predicted[data.predicted["engine"] == engine]
+    wide = own.pivot_table(index="concurrency", columns="metric", values="predicted")
+    if first not in wide or second not in wide:
+        return pd.DataFrame()
+    return wide[[first, second]].dropna().sort_index()
+
+
+def _number_points(ax: Any, rows: pd.DataFrame, x: str, y: str, number: str, *, above: bool = False) -> None:
+    """A point's number beside it, left out where it would lie on the one before."""
+    places = rows[[x, y]].to_numpy(dtype=float)
+    labels = [
+        ax.annotate(
+            f"{value:.0f}", place, (6, 4 if above else -10), textcoords="offset points", ha="left", fontsize=7.5,
+            color=LIGHT["muted"], annotation_clip=False,
+        )
+        for value, place in zip(rows[number], places, strict=True)
+    ]  # fmt: skip
+
+    def thin_out() -> None:
+        at = ax.transData.transform(places) * 72 / ax.figure.dpi
+        kept: list[Any] = []
+        for label, place in zip(labels, at, strict=True):
+            if any(abs(place[0] - k[0]) < 13 and abs(place[1] - k[1]) < 9 for k in kept):
+                label.set_visible(False)
+            else:
+                kept.append(place)
+
+    place_last(ax.figure, thin_out)
+
+
+def _name_curves(ax: Any, ends: list[tuple[str, float, float]], data: Data, up: int = 4) -> None:
+    for name, x, y in ends:
+        if np.isfinite(x) and np.isfinite(y):
+            ax.annotate(
+                name, (x, y), (9, up), textcoords="offset points", ha="left", va="bottom", fontweight="bold",
+                color=data.styles[name].colour, annotation_clip=False,
+            )  # fmt: skip
