@@ -215,7 +215,7 @@ class Reference:
 
 def reference() -> None:
     print("\nThe kept runs: mean absolute error and points inside the 80 % interval, as frozen before measuring -> now")
-    print("  what is better now was learned on the first run and its repeat; the frozen figures are the honest ones")
+    print("  what is better now was learned from these runs, above all the first and its repeat; only frozen is blind")
     for path in sorted((ROOT / "outputs" / "reference").glob("*/predictions.json")):
         run = Reference(path.parent.name)
         said = [run.scores([p]) for p in run.peers()]

@@ -35,7 +35,8 @@ TODAY = {
     ("vllm", "C = 1", "ttft_s"): (0.039, 9), ("vllm", "C = 1", "tpot_s"): (0.010, 9),
     ("hf", "C > 1", "ttft_s"): (0.140, 6), ("hf", "C > 1", "tpot_s"): (0.124, 6), ("hf", "C = 1", "tpot_s"): (0.107, 9),
 }  # fmt: skip
-# vLLM at C > 1, TTFT, TPOT, output tokens/s: as frozen, blind; and today's. Nothing was chosen on fp8 and qwen3
+# vLLM at C > 1, TTFT, TPOT, output tokens/s: as frozen, blind; and today's. Constants come from the first run
+# and its repeat; fp8 and qwen3 were looked at too when two forms did as well there, so no figure of today's is blind
 OTHERS = {
     "h200-qwen2.5-7b-repeat": (((0.085, 5), (0.027, 5), (0.016, 5)), ((0.067, 5), (0.019, 5), (0.006, 5))),
     "h200-qwen2.5-7b-fp8": (((0.143, 10), (0.032, 10), (0.031, 11)), ((0.094, 11), (0.039, 11), (0.032, 11))),
