@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 from servebook import engines, params
-from servebook.engines import naive_server
+from servebook.engines import naive_protocol
 from servebook.engines.base import http_get
 from servebook.errors import ServebookError
 from test_engines_process import gone
@@ -256,16 +256,16 @@ def test_incomplete_characters_are_events_without_text() -> None:
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    detokenizer = naive_server.Detokenizer(tokenizer)
+    detokenizer = naive_protocol.Detokenizer(tokenizer)
     texts = [detokenizer.step(token) for token in tokenizer.encode("é→a").ids]
     assert texts == ["", "é", "", "", "→", "a"]
-    assert naive_server.Detokenizer(None).step(5) == ""
+    assert naive_protocol.Detokenizer(None).step(5) == ""
 
 
 def test_eos_ends_a_request_unless_ignored(engine: Any) -> None:
-    server = type("S", (), {"facts": engine.facts, "tokenizer": None, "name": "tiny-qwen2"})()
-    assert naive_server.Job({"prompt": [1]}, server).eos == engine.facts["eos"]
-    assert naive_server.Job({"prompt": [1], "ignore_eos": True}, server).eos == []
+    served = naive_protocol.Served("tiny-qwen2", engine.facts, None)
+    assert naive_protocol.Job({"prompt": [1]}, served).eos == engine.facts["eos"]
+    assert naive_protocol.Job({"prompt": [1], "ignore_eos": True}, served).eos == []
 
 
 def test_end_of_the_models_process_ends_the_server(tmp_path: Path) -> None:
