@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from servebook.engines import facts, logs
-from servebook.engines.base import FACT_KEYS
+from servebook.engines.facts import FACT_KEYS
 
 CUDA = """\
 (APIServer pid=1) INFO 04-16 11:16:06 [utils.py:297] non-default args: {'max_num_seqs': 128}

@@ -170,4 +170,4 @@ def test_sglang_says_what_it_schedules_by() -> None:
         "attention_backend": "fa3", "device": "cuda",
     }  # fmt: skip
     assert facts.from_sglang({**SGLANG, "chunked_prefill_size": -1})["max_num_batched_tokens"] == 16384
-    assert facts.from_sglang({}) == {} and set(said) <= set(engines.base.FACT_KEYS)
+    assert facts.from_sglang({}) == {} and set(said) <= set(facts.FACT_KEYS)

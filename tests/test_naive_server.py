@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 from servebook import engines, params
 from servebook.engines import naive_protocol
-from servebook.engines.base import http_get
+from servebook.engines.http import http_get
 from servebook.errors import ServebookError
 from test_engines_process import gone
 

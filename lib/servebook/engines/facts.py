@@ -9,7 +9,15 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .base import blank_facts, get_json, http_get, served_models
+from .http import get_json, http_get, served_models
+
+# Keys of every engine's facts; None is "not reported".
+FACT_KEYS = (
+    "kind", "name", "url", "pid", "version", "model", "attention_backend", "kv_cache_tokens", "kv_cache_gib",
+    "max_num_batched_tokens", "max_num_seqs", "max_model_len", "prefix_caching", "chunked_prefill", "async_scheduling",
+    "cuda_graphs", "cuda_graph_gib", "weights_gib", "activation_gib", "startup_s", "flags", "block_size", "dtype",
+    "device", "threads", "quantization", "kv_cache_dtype", "executor",
+)  # fmt: skip
 
 INTEGER = r"([\d,]+)"
 NUMBER = r"([\d.]+)"
@@ -41,8 +49,13 @@ TEXTS = {
 }
 
 
+def blank_facts(**known: Any) -> dict[str, Any]:
+    """Facts with every key present, None where not (yet) reported."""
+    return {**dict.fromkeys(FACT_KEYS), **known}
+
+
 def vllm_facts(url: str, log: Path, *, flags: list[str], cpu_threads: str | None) -> dict[str, Any]:
-    """Facts of a vLLM server that answers, from all it offers; see base.FACT_KEYS. cpu_threads: None on a GPU."""
+    """Facts of a vLLM server that answers, from all it offers; see FACT_KEYS. cpu_threads: None on a GPU."""
     facts = from_log(log.read_text(errors="replace") if log.exists() else "")
     facts = merge(facts, from_flags(flags))
     facts = merge(facts, from_metrics((http_get(f"{url}/metrics") or b"").decode(errors="replace")))

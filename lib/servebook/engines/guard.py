@@ -55,6 +55,8 @@ def descendants(root: int) -> list[int]:
 
 
 class Guard:
+    """The server as a child, from its start to the end of all it started. Raises OSError where it cannot start."""
+
     def __init__(self, command: list[str], grace_s: float) -> None:
         self.grace_s = grace_s
         self.stop_signals = 0
@@ -77,6 +79,7 @@ class Guard:
         self.stop_signals += 1
 
     def run(self) -> int:
+        """Wait for the server, the owner or a signal, whichever ends first; returns the exit status."""
         print(json.dumps({"pid": self.server.pid}), flush=True)
         owner = 0
         while self.status is None and not self.stop_signals:
@@ -137,6 +140,7 @@ class Guard:
 
 
 def main(arguments: list[str]) -> int:
+    """The program; 2 for arguments that are none, 127 for a command that cannot be started."""
     grace_s = 15.0
     if arguments[:1] == ["--grace"]:
         grace_s, arguments = float(arguments[1]), arguments[2:]

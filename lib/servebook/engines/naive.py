@@ -12,24 +12,29 @@ from typing import Any
 from .. import model
 from ..errors import ServebookError
 from ..params import NaiveEngine, RunParams
-from .base import Engine, blank_facts, get_json
+from .base import Engine
+from .environment import server_environment
+from .facts import blank_facts
+from .http import get_json
 from .process import Launch, launch
-from .vllm import server_environment
 
 
 def start(params: RunParams, name: str, run_dir: Path, base: Path) -> Engine:
+    """The naive engine of a run, once it answers. Raises ServebookError (see engines.start)."""
     engine = params.engines[name]
     assert isinstance(engine, NaiveEngine)
     return launch(name, prepare(params, name, engine, run_dir, base), run_dir)
 
 
 def version() -> str | None:
+    """Transformers' version here, None where it is not installed."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         return f"transformers {metadata.version('transformers')}"
     return None
 
 
 def why_not(_engine: NaiveEngine) -> str | None:
+    """Nothing speaks against it."""
     return None
 
 

@@ -99,6 +99,7 @@ def use_cores(*, decoding: bool) -> None:
 
 
 def main() -> int:
+    """The program: load, tell the facts, serve requests until stdin closes; 1 where the model cannot be loaded."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     options = parser.parse_args()
@@ -126,6 +127,7 @@ def main() -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that say which model and how, shared with naive_server."""
     parser.add_argument("--model", required=True, help="a model folder or Hub id")
     parser.add_argument("--dummy", action="store_true", help="random weights; only config.json is read")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")

@@ -211,6 +211,7 @@ async def serve(options: argparse.Namespace, sock: socket.socket) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """The program; 1 where the port is taken, the model cannot be loaded or its process ends."""
     parser = argparse.ArgumentParser(prog="naive_server", description="A model behind one lock, one request at a time.")
     naive_model.add_arguments(parser)
     parser.add_argument("--served-model-name", help="the name that requests use (default: the last part of --model)")

@@ -14,11 +14,12 @@ from typing import Any
 from .. import model
 from ..errors import ServebookError
 from ..params import OpenAIEngine, RunParams
-from .base import Engine, blank_facts, get_json, http_get, served_models, write_record
-from .facts import from_metrics, from_sglang, merge
+from .base import Engine
+from .environment import server_environment
+from .facts import blank_facts, from_metrics, from_sglang, merge
+from .http import get_json, http_get, served_models
 from .process import Launch, launch
-from .records import record_of
-from .vllm import server_environment
+from .records import record_of, write_record
 
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
@@ -37,6 +38,7 @@ class Remote(Engine):
 
 
 def start(params: RunParams, name: str, run_dir: Path, base: Path) -> Engine:
+    """The server at `url`, or the one that `command` starts, once it answers. Raises ServebookError."""
     engine = params.engines[name]
     assert isinstance(engine, OpenAIEngine)
     if engine.url:
@@ -45,10 +47,12 @@ def start(params: RunParams, name: str, run_dir: Path, base: Path) -> Engine:
 
 
 def version() -> str | None:
+    """Only a server that runs tells its version."""
     return None
 
 
 def why_not(engine: OpenAIEngine) -> str | None:
+    """Why it cannot be had: nothing answers at its URL, or its command's program is not there; else None."""
     if engine.url:
         url = engine.url.rstrip("/").removesuffix("/v1")
         key = os.environ.get(engine.api_key_env or "")

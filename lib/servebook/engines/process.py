@@ -19,9 +19,11 @@ from typing import Any
 
 from ..errors import ServebookError
 from . import logs
-from .base import Engine, blank_facts, healthy, read_record, served_models, write_record
+from .base import Engine
+from .facts import blank_facts
+from .http import healthy, served_models
 from .ports import LOOPBACK, free_port, require_free
-from .records import TOKEN, end_processes, identity, log_of, ours, record_of
+from .records import TOKEN, end_processes, identity, log_of, ours, read_record, record_of, write_record
 
 GUARD = Path(__file__).with_name("guard.py")
 GRACE_S = 15.0
@@ -78,9 +80,11 @@ class Server(Engine):
 
     @property
     def exit_status(self) -> int | None:
+        """The server's, 128 + N where signal N ended it, None while it runs."""
         return self._guard.poll()
 
     def ready(self) -> bool:
+        """Whether it is healthy and serves its model; where none was named, the first that it lists becomes that."""
         served = [m["id"] for m in served_models(self.url)] if healthy(self.url, timeout_s=2.0) else []
         if served and not self.model:
             self.model = self.facts["model"] = served[0]
@@ -93,6 +97,7 @@ class Server(Engine):
         self._write(self._process())
 
     def stop(self) -> None:
+        """End it with all it started, in GRACE_S at most, wait for the GPU's memory, and clear its record."""
         if self._guard.stdin and not self._guard.stdin.closed:
             self._guard.stdin.close()
         try:

@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 from ..errors import ServebookError
-from .base import Engine, healthy, read_record, write_record
+from .base import Engine
+from .http import healthy
 
 TOKEN = "SERVEBOOK_SERVER"  # environment variable that marks a server and all its children as one start's
 
 
 def log_of(run_dir: Path, name: str) -> Path:
+    """Where an engine's log is."""
     return run_dir / "engines" / f"{name}.log"
 
 
 def record_of(run_dir: Path, name: str) -> Path:
+    """Where an engine's record is."""
     return run_dir / "engines" / f"{name}.json"
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(record, indent=1))
+    os.replace(partial, path)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A JSON object from a file, {} where it is missing or not readable as one."""
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def identity(pid: int) -> dict[str, Any]:
@@ -73,7 +94,7 @@ class Joined(Engine):
 
 
 def clear_stale(run_dir: Path, name: str) -> None:
-    """End what an earlier run's engine of this name left behind; refuse if its owner is still at work.
+    """End what an earlier run's engine of this name left behind. Raises ServebookError if its owner is still at work.
 
     Ours are the processes that carry the recorded start's token in their environment, whatever their parent is now.
     """

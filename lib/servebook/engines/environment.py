@@ -1,0 +1,28 @@
+"""The environment that a server is started in: this process's, without secrets that it has no use for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from ..params import ModelParams
+from .secrets import is_secret
+
+HUB_TOKENS = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}
+
+
+def server_environment(m: ModelParams) -> dict[str, str]:
+    """This process's environment for a child server: no secrets but the Hub's where needed, offline where it can be."""
+    env = without_secrets(os.environ, keep=HUB_TOKENS if m.hub else set())
+    env["PYTHONUNBUFFERED"] = "1"
+    # Kernels compiled at start need ninja, which is beside the interpreter, also where no venv is activated
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
+    if not m.hub:
+        env["HF_HUB_OFFLINE"] = "1"
+    return env
+
+
+def without_secrets(env: os._Environ[str] | dict[str, str], keep: set[str]) -> dict[str, str]:
+    """A copy of an environment without variables named like secrets, but for those to keep."""
+    return {k: v for k, v in env.items() if k in keep or not is_secret(k)}

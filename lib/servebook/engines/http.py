@@ -1,0 +1,60 @@
+"""Asks a server about itself over HTTP: its pages, its models, its health. Nothing raises; no answer is None."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+
+def http_get(url: str, *, timeout_s: float = 5.0, key: str | None = None) -> bytes | None:
+    """The body of a 2xx answer, None for anything else (refused, timed out, another status)."""
+    try:
+        with _open(url, None, timeout_s, key) as answer:
+            return bytes(answer.read())
+    except (OSError, ValueError, http.client.HTTPException):  # URLError and HTTPError are OSErrors
+        return None
+
+
+def http_status(url: str, json_body: Any, *, timeout_s: float, key: str | None = None) -> int | None:
+    """The status of the answer to a GET, or to a POST where there is a body; None where none comes in time."""
+    try:
+        with _open(url, json.dumps(json_body).encode() if json_body else None, timeout_s, key) as answer:
+            answer.read()
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+
+
+def healthy(url: str, *, timeout_s: float) -> bool:
+    """Whether /health says so; a server without such a page has nothing against it."""
+    status = http_status(f"{url}/health", None, timeout_s=timeout_s)
+    return status is not None and (status < 300 or status == 404)
+
+
+def _open(url: str, body: bytes | None, timeout_s: float, key: str | None) -> Any:
+    headers = {"Content-Type": "application/json"} if body else {}
+    headers |= {"Authorization": f"Bearer {key}"} if key else {}
+    proxies = [urllib.request.ProxyHandler({})] if "127.0.0.1" in url else []
+    request = urllib.request.Request(url, data=body, headers=headers)
+    return urllib.request.build_opener(*proxies).open(request, timeout=timeout_s)
+
+
+def get_json(url: str, **options: Any) -> Any:
+    """The JSON at a URL, None where there is none."""
+    body = http_get(url, **options)
+    try:
+        return None if body is None else json.loads(body)
+    except ValueError:
+        return None
+
+
+def served_models(url: str, key: str | None = None) -> list[dict[str, Any]]:
+    """Entries of /v1/models, [] where the server does not answer with any."""
+    answer = get_json(f"{url}/v1/models", key=key)
+    data = answer.get("data") if isinstance(answer, dict) else None
+    return [m for m in data if isinstance(m, dict) and "id" in m] if isinstance(data, list) else []
