@@ -5,8 +5,9 @@ import time
 from pathlib import Path
 
 import pytest
-from servebook import sessions
+from servebook import results, sessions
 from servebook.book import Book
+from servebook.report import tables
 
 ROOT = Path(__file__).parents[1]
 
@@ -160,3 +161,18 @@ def test_a_parameter_that_a_later_version_adds_makes_no_point_another(book, monk
     stored("engine", max_num_seqs=8)
     book.ledger.sort()
     assert not book.stored_points() and book.left_out()
+
+
+def test_points_that_contradict_each_other_cost_the_calibration_and_not_the_run(book, capsys):
+    book.predict()
+    for point, prompt, tpot_s in (("p00128-o0032", 128, 0.0070), ("p01024-o0032", 1024, 0.0022)):
+        results.write_point(book.dir, {
+            "sweep": "calibration", "engine": "vllm", "point": point, "concurrency": 1, "prompt_tokens": prompt,
+            "output_tokens": 32, "ttft_mean_s": 0.02, "tpot_mean_s": tpot_s, "verdict": "suspect", "reasons": [],
+            "requests": 5, "failures": 0, "fingerprint": None,
+        })  # fmt: skip
+    entry = book.predict("vllm")
+    assert "contradict each other" in entry["constants"]["vllm"]["notes"][0]
+    assert "contradict each other" in capsys.readouterr().out
+    assert all(p["metrics"]["tpot_s"]["value"] > 0 for p in entry["points"])
+    assert "contradict each other" in tables.constants([entry])

@@ -135,10 +135,19 @@ class Book(StoredRun):
         if engine is not None:
             learned = [p for p in self.stored_points() if p["engine"] == engine and p["sweep"] == points.CALIBRATION]
             facts = {engine: self.facts(engine)}
-        prediction = predict.predict_run(
-            self.params, self.shape, self.gpu, facts=facts, calibration=learned, engines=of,
-            capacity_per_s=predict.capacity_in_ink(self.dir, stage),
-        )  # fmt: skip
+        asked: dict[str, Any] = {
+            "facts": facts, "engines": of, "capacity_per_s": predict.capacity_in_ink(self.dir, stage)
+        }  # fmt: skip
+        try:
+            prediction = predict.predict_run(self.params, self.shape, self.gpu, calibration=learned, **asked)
+        except ServebookError as error:
+            if not learned:
+                raise
+            # a host that was busy with something else costs what its C = 1 points would have taught, not the run
+            prediction = predict.predict_run(self.params, self.shape, self.gpu, **asked)
+            note = f"Its C = 1 points could not be used, so the datasheet's constants stand: {error}"
+            prediction["constants"][engine]["notes"].insert(0, note)
+            self.tell(f"{engine}: {note}", True)
         # a point whose parameters or server changed is measured again, and predicted anew before
         kept = {
             (s.sweep, s.engine, s.point)
