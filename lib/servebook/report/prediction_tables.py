@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from ..charts import words
+from ..roofline import ridge_flop_per_byte
 from .markup import Html, box, columns, esc, notes_box, place, table, with_range
 
 PREDICTED = {
@@ -49,7 +50,7 @@ def hardware_table(gpu: Any, params: Any) -> Html:
         ("peak, dense", f"{flops / 1e12:.4g} TFLOP/s in {dtype}"),
         ("memory bandwidth", f"{gpu.bytes_per_s / 1e9:.4g} GB/s"),
         ("memory", f"{gpu.memory_bytes / 2**30:.4g} GiB"),
-        ("ridge point", f"{flops / gpu.bytes_per_s:.4g} FLOP/byte"),
+        ("ridge point", f"{ridge_flop_per_byte(flops, gpu.bytes_per_s):.4g} FLOP/byte"),
         ("price", f"{h.price_per_hour:g} {h.currency} per hour" if h.price_per_hour else "none given"),
         ("source", gpu.source),
     ]
