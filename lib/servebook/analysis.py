@@ -11,7 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-LITTLE_TOLERANCE = 0.02
+from .audit import LITTLE_TOLERANCE
+
 SESSION_SLACK_S = 15.0  # a killed session's length was last written so long before its end, at most
 
 

@@ -1,12 +1,15 @@
 """The verdict on a measured point: valid, suspect (use with the reason in mind) or invalid (do not use).
 
-A pure function of the point's own figures and of physical floors that the prediction gives; it knows no files.
+Pure functions of the point's own figures and of physical floors that the prediction gives; they know no files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Literal
+
+from .points import PointSpec, RepeatedPoint
+from .stats import LEAST_ROUNDS
 
 Verdict = Literal["valid", "suspect", "invalid"]
 
@@ -18,7 +21,7 @@ DRIFT_TOLERANCE = 0.05
 LAG_SHARE, LAG_FLOOR_S = 0.2, 0.002  # p99 of the event loop's lag, of TTFT p50; never more than a token's time
 BUSY_TOLERANCE = 0.8  # of one core
 THROTTLED_TOLERANCE = 0.05
-LEAST_ROUNDS = 3  # of closed-loop clients, which move in waves: see stats.mean_interval
+REPEATED = "prompts repeated on purpose"  # how the reasons of such a point begin
 PRECISION = 0.10  # relative half-width of a mean's 95 % interval
 
 
@@ -33,6 +36,21 @@ def audit(
     invalid = _invalid(point, floors or {})
     suspect = _suspect(point, cache_expected)
     return ("invalid" if invalid else "suspect" if suspect else "valid"), invalid + suspect
+
+
+def judge(
+    point: Mapping[str, Any], spec: PointSpec, floors: Mapping[str, float] | None, *, cache_expected: bool = False
+) -> tuple[Verdict, list[str]]:
+    """As audit, for what was measured of `spec`; a point of the prefix-cache experiment says what it is.
+
+    Such a point is that experiment's subject, but no figure of its engine for any other table: invalid.
+    """
+    repeated = isinstance(spec, RepeatedPoint)
+    verdict, reasons = audit(point, floors, cache_expected=cache_expected or repeated)
+    if not repeated or verdict == "invalid":
+        return verdict, reasons
+    hits = 100 * (point.get("cache_hit_share") or 0.0)
+    return "invalid", [f"{REPEATED}: {hits:.1f} % of their tokens came from the prefix cache", *reasons]
 
 
 def _invalid(p: Mapping[str, Any], floors: Mapping[str, float]) -> list[str]:

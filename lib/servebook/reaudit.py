@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from . import results
+from .audit import judge
 from .book import Book
 
 
 def reaudit(run_dir: Path) -> list[str]:
     """Write intervals, drift and verdict of every point of the run anew; a line for each verdict that changed."""
-    from .load.point import judge
     from .load.summary import latencies
 
     book, changed = Book.at(Path(run_dir)), []

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 
 from . import ink
+from .audit import REPEATED
 
 HIT, NEAR = 0.10, 0.25  # largest |error_share| of each verdict
-INTERVAL_SHARE = 0.80  # what the predictions' intervals promise
 
 # predicted metric -> measured columns, the first that holds a value counts; then its 95 % interval, if any
 MEASURED: dict[str, tuple[tuple[str, ...], tuple[str, str] | None]] = {
@@ -27,7 +27,6 @@ MEASURED: dict[str, tuple[tuple[str, ...], tuple[str, str] | None]] = {
     "decode_tok_per_s": (("decode_tok_per_s",), None),
     "request_rate_per_s": (("request_rate_per_s",), None),
 }
-REPEATED = "prompts repeated on purpose"  # how the reasons of such a point begin
 KEY = ["sweep", "engine", "point"]
 CONDITIONS = ["concurrency", "rate_per_s", "prompt_tokens", "output_tokens"]
 REGIME_WORDS = {

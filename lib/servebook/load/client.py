@@ -132,7 +132,7 @@ class Client:
         self, url: str, *, endpoint: str = "/v1/completions", api_key: str | None = None, timeout_s: float = 600.0
     ) -> None:
         _check_url(url)
-        self.url, self.endpoint, self.timeout_s = url.rstrip("/"), self_path(url, endpoint), timeout_s
+        self.url, self.endpoint, self.timeout_s = url.rstrip("/"), endpoint_url(url, endpoint), timeout_s
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         self._key = api_key
         if api_key:
@@ -231,7 +231,7 @@ class Client:
 
     async def models(self) -> list[str]:
         """The server's model ids. Raises ServebookError if it does not tell any."""
-        where, reason = self_path(self.url, "/v1/models"), "no model in its answer"
+        where, reason = endpoint_url(self.url, "/v1/models"), "no model in its answer"
         fix = "Start it, or name the model"
         try:
             async with self.session.get(where, timeout=_SOON) as response:
@@ -278,7 +278,7 @@ def _check_url(url: str) -> None:
         raise ServebookError("not a server's URL", url or "--url", "Give it as http://HOST:PORT")
 
 
-def self_path(url: str, endpoint: str) -> str:
+def endpoint_url(url: str, endpoint: str) -> str:
     """URL of an endpoint; a base URL that already ends in /v1 is not given it twice."""
     base = url.rstrip("/")
     return base + endpoint.removeprefix("/v1") if base.endswith("/v1") else base + endpoint

@@ -69,7 +69,7 @@ class Loop:
             self.tracker.broke(error)
 
     @property
-    def now_tracked(self) -> Tracker:
+    def current(self) -> Tracker:
         assert self.tracker is not None
         return self.tracker
 
@@ -98,18 +98,18 @@ class ClosedLoop(Loop):
         await asyncio.sleep(self.rng.uniform(0, self.jitter_s))
         failures = 0
         while True:
-            self.now_tracked.launched(reply)
+            self.current.launched(reply)
             await self.client.stream(body, reply)
-            self.now_tracked.done(reply)
+            self.current.done(reply)
             ended, failures = reply.end or now(), 0 if reply.ok else failures + 1
-            if self.now_tracked.last and self.now_tracked.stop.is_set():
+            if self.current.last and self.current.stop.is_set():
                 return
             goes_on = self.turns > 1 and reply.ok and talk.turn + 1 < self.turns
             reply, body, talk = self._prepare(self.bodies.after(reply.index, talk, reply.stream) if goes_on else FRESH)
             # a server that refuses is not hammered
-            pause = min(0.25, 0.02 * 2**failures) if failures else self.now_tracked.jitter(self.jitter_s, self.rng)
+            pause = min(0.25, 0.02 * 2**failures) if failures else self.current.jitter(self.jitter_s, self.rng)
             await asyncio.sleep(max(0.0, ended + pause - now()))
-            self.now_tracked.paused(now() - ended)
+            self.current.paused(now() - ended)
 
 
 class OpenLoop(Loop):
@@ -144,4 +144,4 @@ class OpenLoop(Loop):
 
     async def _one(self, reply: Reply, body: bytes) -> None:
         await self.client.stream(body, reply)
-        self.now_tracked.done(reply)
+        self.current.done(reply)

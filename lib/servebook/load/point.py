@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from .. import files, results
-from ..audit import audit
+from ..audit import judge
 from ..errors import ServebookError
 from ..params import Load, Slo
-from ..points import PointSpec, RepeatedPoint, pauses_seed
+from ..points import PointSpec, pauses_seed
 from . import arrivals, finished, summary
 from .client import Client, Reply, now
 from .lengths import Length
@@ -242,21 +242,3 @@ def _writer(spec: PointSpec, run_dir: Path | None) -> Iterator[Callable[[Mapping
     path = results.rows_path(run_dir, spec.sweep, spec.engine, spec.point)
     with contextlib.closing(results.RowWriter(path)) as writer:
         yield writer.write
-
-
-__all__ = [
-    "PointSpec", "Reply", "measure_point", "measure_point_sync", "measure_ramp", "measure_ramp_sync", "rule_of",
-]  # fmt: skip
-
-
-def judge(
-    point: Mapping[str, Any], spec: PointSpec, floors: Mapping[str, float] | None, *, cache_expected: bool = False
-) -> tuple[str, list[str]]:
-    """The audit's verdict on a point and its reasons; a point of the prefix-cache experiment says what it is."""
-    verdict, reasons = audit(point, floors, cache_expected=cache_expected or isinstance(spec, RepeatedPoint))
-    if isinstance(spec, RepeatedPoint) and verdict != "invalid":
-        # a subject of the prefix-cache experiment, but no figure of this engine for any other table
-        hits = 100 * (point.get("cache_hit_share") or 0.0)
-        repeated = f"prompts repeated on purpose: {hits:.1f} % of their tokens came from the prefix cache"
-        return "invalid", [repeated, *reasons]
-    return verdict, reasons
