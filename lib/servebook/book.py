@@ -208,6 +208,7 @@ class Book(StoredRun):
         return range(min(1000, self.shape.vocab // 4), self.shape.vocab - self.shape.vocab // 64)
 
     def batching(self, engine: str) -> bool:
+        """Whether an engine decodes requests together."""
         return self.params.engines[engine].batches
 
     def floors(self, spec: PointSpec) -> dict[str, float]:

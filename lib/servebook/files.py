@@ -34,6 +34,7 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def write_json(path: Path, value: Any) -> Path:
+    """Replace a file's content with a JSON value, as write_text. Raises ValueError for NaN and infinity."""
     return write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 

@@ -47,6 +47,7 @@ class Gpu:
 
     @property
     def is_cpu(self) -> bool:
+        """Whether it is the CPU."""
         return self.generation == "cpu"
 
     def flops_per_s(self, dtype: str = "bfloat16") -> float:
@@ -70,6 +71,7 @@ class Gpu:
 
     @property
     def bytes_per_s(self) -> float:
+        """Memory bandwidth in bytes/s."""
         return self.memory_bandwidth_gb_per_s * 1e9
 
     @property
@@ -81,6 +83,7 @@ class Gpu:
 
     @property
     def memory_bytes(self) -> int:
+        """Memory as the driver reports it."""
         return int(self.memory_gib * GIB)
 
 

@@ -18,6 +18,7 @@ Key = tuple[str, str, str]
 
 
 def key(point: Mapping[str, Any]) -> Key:
+    """What names a point in a run."""
     return point["sweep"], point["engine"], point["point"]
 
 

@@ -270,10 +270,12 @@ def _from_hub(hub: str, revision: str | None) -> Path:
 
 
 def local_folder(path: str, base: Path) -> Path:
+    """A model's folder; relative paths start from `base`."""
     return (base / Path(path).expanduser()).resolve()
 
 
 def model_name(model: ModelParams) -> str:
+    """What the run calls its model, and servers serve it as."""
     return model.config or model.hub or Path(str(model.path)).name
 
 

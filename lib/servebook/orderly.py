@@ -17,6 +17,7 @@ from .errors import ServebookError
 
 @contextlib.contextmanager
 def single_run(run_dir: Path) -> Iterator[None]:
+    """Hold the run's folder. Raises ServebookError where another run holds it, or it cannot be written."""
     try:
         lock = (run_dir / ".lock").open("w")
     except OSError as error:

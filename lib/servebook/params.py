@@ -61,6 +61,8 @@ class HardwareFigures(Strict):
 
 
 class HardwareParams(Strict):
+    """Which device, by name or by its figures, and what an hour of it costs."""
+
     gpu: str | None = None  # a catalog name, or "detect"
     figures: HardwareFigures | None = None
     price_per_hour: Annotated[float, Field(ge=0)] = 0.0
@@ -155,12 +157,16 @@ class CalibrationPoint(Strict):
 
 
 class Slo(Strict):
+    """The service level: limits that a request meets or not; None: no limit."""
+
     ttft_s: Seconds | None = None
     tpot_s: Seconds | None = None
     e2e_s: Seconds | None = None
 
 
 class Load(Strict):
+    """How the client loads a server, and when a point is over."""
+
     jitter_s: Annotated[float, Field(ge=0)] = 0.05  # a client waits U(0, jitter) before its next request
     warmup_requests: Annotated[int, Field(ge=0)] = 10  # first max(C, this) completions are not measured
     min_requests: Count = 20  # measured completions a point needs at least
@@ -178,6 +184,8 @@ class Load(Strict):
 
 
 class RunParams(Strict):
+    """One run: the whole parameter file."""
+
     run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # folder name under outputs/
     title: str
     description: str = ""

@@ -41,6 +41,7 @@ class Step:
 
     @property
     def copy_name(self) -> str:
+        """The executed copy's file name: notebook, sweep where the notebook is not named after it, engine."""
         parts = [self.notebook]
         if self.sweep and not self.notebook.endswith(f"_{self.sweep}"):
             parts.append(self.sweep)
@@ -231,9 +232,11 @@ class Progress:
         self._thread.start()
 
     def at(self, index: int) -> None:
+        """The step that begins, from 0."""
         self._k = index + 1
 
     def say(self, what: str) -> None:
+        """A line: what begins now, and the time left."""
         self._show_told()
         self._what = what
         left = self._book.seconds_left()
@@ -241,10 +244,12 @@ class Progress:
         self._print(f"[{self._k}/{self._total}] {what}{about}")
 
     def note(self, text: str) -> None:
+        """A line about the step that runs."""
         self._show_told()
         self._print(f"[{self._k}/{self._total}] {text}")
 
     def close(self) -> None:
+        """Show what was still said, and stop following."""
         self._ended.set()
         self._thread.join()
         self._show_told()

@@ -70,14 +70,17 @@ def _folder(run_dir: Path, sweep: str, engine: str) -> Path:
 
 
 def rows_path(run_dir: Path, sweep: str, engine: str, point: str) -> Path:
+    """Where a point's request rows are."""
     return _folder(run_dir, sweep, engine) / f"{point}.jsonl"
 
 
 def point_path(run_dir: Path, sweep: str, engine: str, point: str) -> Path:
+    """Where a point is, once it is complete."""
     return _folder(run_dir, sweep, engine) / f"{point}.json"
 
 
 def series_path(run_dir: Path, sweep: str, engine: str, point: str) -> Path:
+    """Where a point's server and GPU series is."""
     return Path(run_dir) / "metrics" / sweep / engine / f"{point}.csv"
 
 
@@ -107,6 +110,7 @@ class RowWriter:
         self._size = 0
 
     def write(self, row: Mapping[str, Any]) -> None:
+        """Append one row (ROW_KEYS), whole or not at all. Raises ServebookError."""
         line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
         try:
             done = os.write(self._fd, line)
@@ -119,6 +123,7 @@ class RowWriter:
         self._size += len(line)
 
     def close(self) -> None:
+        """Close the file."""
         os.close(self._fd)
 
 

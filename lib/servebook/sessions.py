@@ -58,6 +58,7 @@ class Sessions:
             files.write_json(self._dir / "provenance.json", record)
 
     def end(self, faults: list[str]) -> None:
+        """Close this session's record with its length and faults."""
         self._ended.set()
         for file in (self._status_file, self._told_file):
             file.unlink(missing_ok=True)

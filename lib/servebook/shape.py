@@ -56,6 +56,7 @@ class ModelShape:
 
     @property
     def embedding_parameters(self) -> int:
+        """vocab · hidden."""
         return self.vocab * self.hidden
 
     @property
@@ -75,10 +76,12 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
+        """All of them; a table that embedding and LM head share counts once."""
         return self.linear_parameters + self.small_parameters + self.embedding_parameters + self.lm_head_parameters
 
     @property
     def linear_weight_bytes(self) -> int:
+        """Bytes of the linear matrices, with the scales of their groups."""
         scales = self.linear_parameters // self.weight_group * self.element_bytes if self.weight_group else 0
         return self.linear_parameters * self.weight_bits // 8 + scales
 
@@ -98,6 +101,7 @@ class ModelShape:
 
     @property
     def embedding_bytes(self) -> int:
+        """Bytes of the embedding table."""
         return self.embedding_parameters * self.element_bytes
 
     @property

@@ -40,6 +40,7 @@ class StoredRun:
 
     @cached_property
     def shape(self) -> model.ModelShape:
+        """The model's shape. Raises ServebookError where its config cannot be had."""
         return model.load_shape(self.params.model, self.base)
 
     @cached_property
@@ -61,6 +62,7 @@ class StoredRun:
         return files.read_json(self.dir / "engines" / f"{engine}.json") or {}
 
     def all_facts(self) -> dict[str, dict[str, Any]]:
+        """`facts` of every engine by its name."""
         return {name: self.facts(name) for name in self.params.engines}
 
     def frozen(self, stage: str) -> dict[str, Any] | None:
@@ -94,6 +96,7 @@ class StoredRun:
         return named is None or engine in named
 
     def sweep_names(self, kind: str) -> list[str]:
+        """Sweeps that are told as a kind (sweeps.SweepKind.told_as), in the parameters' order."""
         return [name for name, s in self.params.sweeps.items() if s.told_as == kind]
 
     def left_out(self) -> str | None:
@@ -111,6 +114,7 @@ class StoredRun:
     # --- what came out ------------------------------------------------------------------------------------------
 
     def stored_points(self) -> list[dict[str, Any]]:
+        """Every complete point as it is stored (schema results.POINT_KEYS)."""
         return results.read_points(self.dir)
 
     def points(self, engines: list[str] | None = None) -> pd.DataFrame:
@@ -185,6 +189,7 @@ class StoredRun:
         return {(p.prompt_tokens, p.output_tokens) for p in self.params.calibration}
 
     def engine_kinds(self) -> dict[str, str]:
+        """Engine name → kind: naive, vllm or openai."""
         return {name: engine.kind for name, engine in self.params.engines.items()}
 
     @property
@@ -204,6 +209,7 @@ class StoredRun:
 
     @property
     def figures(self) -> Path:
+        """Where figures are written as files."""
         return self.dir / "figures"
 
     def failed_engines(self) -> dict[str, str]:

@@ -98,6 +98,7 @@ class Detokenizer:
         return DecodeStream(skip_special_tokens=True)
 
     def step(self, token: int) -> str:
+        """The text that a token adds."""
         if self._stream is None:
             return ""
         try:
@@ -145,14 +146,17 @@ class Answer:
         return self.detokenizer.step(token)
 
     def usage(self) -> dict[str, int]:
+        """Token counts as OpenAI's API names them."""
         prompt = len(self.job.prompt)
         return {"prompt_tokens": prompt, "completion_tokens": self.count, "total_tokens": prompt + self.count}
 
     def body(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        """The answer's object, or an event's, around its choices."""
         head = {"id": self.id, "object": "text_completion", "created": self.created, "model": self.served.name}
         return {**head, "choices": choices, **more}
 
     def choice(self, text: str) -> dict[str, Any]:
+        """The one choice, with the finish reason where it is known."""
         return {"index": 0, "text": text, "logprobs": None, "finish_reason": self.finish}
 
     async def whole(self, _: web.Request, tokens: AsyncGenerator[int]) -> web.StreamResponse:

@@ -49,6 +49,7 @@ class Metrics:
         self.e2e = histogram("e2e_request_latency_seconds", "Arrival to last token")
 
     def text(self) -> bytes:
+        """The page of /metrics."""
         from prometheus_client import generate_latest
 
         return generate_latest(self.registry)
@@ -103,6 +104,7 @@ class NaiveServer:
         self.lock = asyncio.Lock()  # wakes its waiters in the order they came
 
     def app(self) -> web.Application:
+        """The routes."""
         app = web.Application(client_max_size=256 * 2**20)
         app.add_routes(
             [
@@ -117,6 +119,7 @@ class NaiveServer:
         return app
 
     def models(self) -> dict[str, Any]:
+        """The content of /v1/models."""
         entry = {
             "id": self.served.name,
             "object": "model",
@@ -126,9 +129,11 @@ class NaiveServer:
         return {"object": "list", "data": [entry]}
 
     async def scrape(self, _: web.Request) -> web.Response:
+        """/metrics."""
         return web.Response(body=self.metrics.text(), content_type="text/plain", charset="utf-8")
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
+        """/v1/completions: status 400 for a request that is not served, 500 where the model fails."""
         arrived = time.perf_counter()
         try:
             job = Job(json.loads(await request.read()), self.served)

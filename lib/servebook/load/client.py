@@ -41,6 +41,7 @@ class Reply:
 
     @property
     def ok(self) -> bool:
+        """Whether it was answered whole and without a fault."""
         return self.end is not None and self.error is None
 
     @property
@@ -50,18 +51,22 @@ class Reply:
 
     @property
     def first(self) -> float | None:
+        """When the first token's event came."""
         return self.stream.times[0] if self.stream.times else None
 
     @property
     def last(self) -> float | None:
+        """When the last token's event came."""
         return self.stream.times[-1] if self.stream.times else None
 
     @property
     def ttft_s(self) -> float | None:
+        """First token since `begun`."""
         return self.first - self.begun if self.first is not None and self.begun is not None else None
 
     @property
     def e2e_s(self) -> float | None:
+        """Last token since `begun`."""
         return self.last - self.begun if self.last is not None and self.begun is not None else None
 
     @property

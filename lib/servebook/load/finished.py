@@ -91,6 +91,7 @@ class Chunk:
         return np.bincount(self.owner, self.events, len(self.requests))
 
     def phase(self, name: str) -> np.ndarray:
+        """Which requests are of a phase (PHASES)."""
         return self.requests["phase"] == PHASES.index(name)
 
     @cached_property
@@ -106,10 +107,12 @@ class Chunk:
 
     @property
     def ttft_s(self) -> np.ndarray:
+        """As Reply.ttft_s; NaN where there is none."""
         return self.requests["first"] - self.begun
 
     @property
     def e2e_s(self) -> np.ndarray:
+        """As Reply.e2e_s; NaN where there is none."""
         return self.requests["last"] - self.begun
 
     @property
@@ -175,6 +178,7 @@ class Finished:
             yield Chunk(requests, self._times.read("f8", reads), self._events.read("i4", reads))
 
     def close(self) -> None:
+        """Give the temporary files back; nothing can be read after."""
         for spool in (self._requests, self._times, self._events):
             spool.close()
 
@@ -205,9 +209,11 @@ class Column:
         self._parts: list[np.ndarray] = []
 
     def add(self, values: np.ndarray) -> None:
+        """Take a chunk's values; NaN is not known."""
         self._parts.append(values[~np.isnan(values)])
 
     @property
     def values(self) -> np.ndarray:
+        """All of them, in the order they came."""
         self._parts = [np.concatenate(self._parts)] if self._parts else [np.empty(0)]
         return self._parts[0]

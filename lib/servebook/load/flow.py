@@ -32,6 +32,7 @@ class Flow:
         self.completed = self.firsts = self.prompt_tokens = self._due = self._ended = 0
 
     def add(self, chunk: Chunk) -> None:
+        """Count a chunk."""
         r, begin, end = chunk.requests, self.begin, self.end
         at = np.searchsorted(self._edges, chunk.times)
         self._tokens += np.bincount(at, chunk.tokens_at(), len(self._tokens))

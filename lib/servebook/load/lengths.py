@@ -30,6 +30,7 @@ class Spread:
     high: int = 1 << 20
 
     def draw(self, rng: np.random.Generator) -> int:
+        """One length in tokens."""
         for _ in range(1000):
             if self.law == "normal":
                 value = rng.normal(self.mean, self.sd)

@@ -70,6 +70,7 @@ class Loop:
 
     @property
     def current(self) -> Tracker:
+        """The stage's tracker that requests count for now."""
         assert self.tracker is not None
         return self.tracker
 
@@ -85,6 +86,7 @@ class ClosedLoop(Loop):
         self.jitter_s, self.turns, self.rng, self.clients = jitter_s, turns, random.Random(seed), 0
 
     async def run(self, tracker: Tracker, concurrency: int) -> None:
+        """One stage at so many clients, at least as many as before."""
         first = [self._prepare(FRESH) for _ in range(concurrency - self.clients)]
         self.clients = concurrency
         await self.stage(tracker, lambda: [self._spawn(self._one(*f)) for f in first])
@@ -116,6 +118,7 @@ class OpenLoop(Loop):
     """Sends requests when they are due, whatever is still in flight; arrivals go on until the window's last ended."""
 
     async def run(self, tracker: Tracker, due: Iterator[float]) -> None:
+        """One stage; due: seconds from its start, ascending (see arrivals)."""
         sender: list[asyncio.Task[None]] = []
         try:
             await self.stage(tracker, lambda: sender.append(self._spawn(self._send(tracker, due))))

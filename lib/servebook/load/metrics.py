@@ -80,9 +80,11 @@ class GpuSampler:
 
     @property
     def available(self) -> bool:
+        """Whether there is a GPU that answers."""
         return self._nvml is not None
 
     def sample(self) -> dict[str, float]:
+        """What the GPU reports now, by SERIES_COLUMNS' names; it leaves out what it does not know."""
         n, h = self._nvml, self._handle
         ask: dict[str, Callable[[], float]] = {
             "gpu_power_w": lambda: n.nvmlDeviceGetPowerUsage(h) / 1e3,
@@ -103,6 +105,8 @@ class GpuSampler:
 
 @dataclass
 class Sample:
+    """One scrape: the server's lines as they came and, once parsed, their values; the GPU's beside them."""
+
     t: float  # now() at the middle of the scrape
     took: float = 0.0
     lines: bytes = b""
@@ -142,6 +146,7 @@ class Scraper:
         return sample
 
     async def run(self) -> None:
+        """Scrape at the interval until cancelled."""
         while True:
             await asyncio.sleep(self._interval)
             await self.scrape()
@@ -158,6 +163,7 @@ class Scraper:
             yield {"t_s": round(s.t - start, 4), **s.values, **s.gpu}
 
     def columns(self) -> list[str]:
+        """SERIES_COLUMNS, then what else was scraped."""
         return list(dict.fromkeys([*SERIES_COLUMNS, *(k for s in self.samples for k in s.values)]))
 
 
@@ -231,5 +237,6 @@ def histogram_mean(before: Sample | None, after: Sample | None, name: str) -> fl
 
 
 def gauge_mean(samples: Iterable[Sample], name: str) -> float | None:
+    """Mean of a gauge over samples, None where none has it."""
     values = [s.values[name] for s in samples if name in s.values]
     return sum(values) / len(values) if values else None

@@ -56,6 +56,7 @@ class Prompts:
         self._prefix = np.random.default_rng([*self._seed, 0]).integers(0, len(self.vocab), shared_tokens)
 
     def length_of(self, index: int) -> int:
+        """Tokens (words, where text is sent) of a request's own prompt."""
         return length_at(self.length, [*self._seed, 2], index)
 
     def _rows(self, index: int, prefix: bool = True) -> np.ndarray:
@@ -64,6 +65,7 @@ class Prompts:
         return np.concatenate([shared[:length], own]) if len(shared) else own
 
     def ids(self, index: int) -> list[int]:
+        """Request number `index`'s prompt as token ids."""
         return self.vocab[self._rows(index)].tolist()
 
     def inside(self, index: int, *, prefix: bool = True) -> bytes:
@@ -85,6 +87,7 @@ class Talk:
 
     @property
     def turn(self) -> int:
+        """Answers so far."""
         return len(self.said) // 2
 
 

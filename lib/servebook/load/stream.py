@@ -89,6 +89,7 @@ class TokenStream:
 
     @property
     def events(self) -> int:
+        """Token events so far."""
         return sum(self.counts)
 
     def _open(self, data: bytes, events: int, now: float) -> int:

@@ -97,6 +97,7 @@ class Tracker:
         before.in_flight.clear()
 
     def launched(self, reply: Reply) -> None:
+        """A request is on its way."""
         self.in_flight.add(reply)
 
     def done(self, reply: Reply) -> None:
@@ -191,6 +192,7 @@ class Tracker:
             self.stop.set()
 
     def out_of_time(self, what: str) -> None:
+        """End the point where nothing else has ended it; what: the limit that was reached."""
         if not self.stop.is_set():
             late = f"{what} reached" + (" in warm-up" if self.window_start is None else "")
             self._end(f"{self.stop_reason}, then {late}" if self.stop_reason else late, self._last_round())
@@ -200,6 +202,7 @@ class Tracker:
         return now() if self.open_loop or self._round_end is None else self._round_end
 
     def broke(self, fault: BaseException) -> None:
+        """End the point by a fault, which Loop.stage raises."""
         self.fault = self.fault or fault
         self._end("fault", now())
 
@@ -232,6 +235,7 @@ class Tracker:
 
     @property
     def pause_mean_s(self) -> float | None:
+        """Mean of the clients' pauses, None where there was none."""
         return self._paused_s / self._pauses if self._pauses else None
 
     def jitter(self, limit_s: float, rng: random.Random) -> float:
