@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,31 +106,36 @@ def test_explore_answers_to_a_slider(lab: jupyter_lab.Page, root: Path) -> None:
     assert "C\u00a0=\u00a096" in page and page.count("<svg") >= 6 and "need a running kernel" in page
 
 
+@contextlib.contextmanager
+def serving(params: Path, outputs: Path) -> Iterator[None]:
+    """The run's engine, started by somebody else."""
+    command = [sys.executable, "-m", "servebook.cli", "serve", str(params), "--engine", "hf"]
+    env = {**os.environ, "SERVEBOOK_OUTPUTS": str(outputs)}
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+    try:
+        assert "serves" in (process.stdout.readline() if process.stdout else "")
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+
+
+@pytest.mark.parametrize("whose", ["its own", "a running one"])
 def test_a_sweep_by_hand_is_watched_and_interrupted(
-    lab: jupyter_lab.Page, root: Path, outputs: Path, tmp_path: Path
+    lab: jupyter_lab.Page, root: Path, outputs: Path, tmp_path: Path, whose: str
 ) -> None:
-    (tmp_path / "by-hand.yaml").write_text(RUN)
-    name = "03_short_prompts.ipynb"
+    joins = whose == "a running one"
+    run = outputs / ("joined" if joins else "by-hand")
+    params = tmp_path / "by-hand.yaml"
+    params.write_text(RUN.replace("run: by-hand", f"run: {run.name}"))
+    name = f"03_short_prompts_{run.name}.ipynb"
     file = root / "notebooks" / name
-    file.write_text(file.read_text().replace("params/demo.yaml", str(tmp_path / "by-hand.yaml")))
-    lab.open(f"notebooks/{name}")
-    lab.notebook()
-    lab.command("notebook:run-all-cells")
-    lab.until("here.node.querySelector('.sb-lab .bar')", "the progress")
-    shown = "here.node.querySelector('.sb-lab').textContent.replaceAll('\\u00a0', ' ')"
-    lab.until(f"/C = 1, so far: TTFT [\\d.]+ .*TPOT/.test({shown})", "figures so far")
-    lab.until("here.node.querySelector('.sb-lab circle')", "a growing plot")
-    run = outputs / "by-hand"
-    record = json.loads(records.record_of(run, "hf").read_text())["process"]
-    assert psutil.pid_exists(record["server"]["pid"])
-    lab.click("[data-command='notebook:interrupt-kernel']")
-    lab.until(
-        "/interrupted with 0 of 3 points done; the \\d+ requests of c0001/.test(here.node.textContent)",
-        "the interruption",
-    )
-    jupyter_lab.until(lab.idle, "an idle kernel")
-    rows = results.read_rows(results.rows_path(run, "short_prompts", "hf", "c0001"))
-    assert sum(r["ok"] for r in rows) >= 3 and sum(not r["ok"] for r in rows) <= 1  # the one that was in flight
+    file.write_text((NOTEBOOKS / "03_short_prompts.ipynb").read_text().replace("params/demo.yaml", str(params)))
+    with serving(params, outputs) if joins else contextlib.nullcontext():
+        record = interrupted_sweep(lab, name, run)
+        rows = results.read_rows(results.rows_path(run, "short_prompts", "hf", "c0001"))
+        assert sum(r["ok"] for r in rows) >= 3 and sum(not r["ok"] for r in rows) <= 1  # the one that was in flight
+        assert bool(records.ours(record["token"])) == joins, "what the notebook did not start goes on"
     assert records.ours(record["token"]) == [] and not records.is_same(record["guard"])
     book = saved(lab, file)
     [error] = [o for o in outputs_of(book) if o["output_type"] == "error"]
@@ -133,3 +143,23 @@ def test_a_sweep_by_hand_is_watched_and_interrupted(
     kinds = {key for o in outputs_of(book) for key in o.get("data", {})}
     assert "widgets" not in book["metadata"] and "application/vnd.jupyter.widget-view+json" not in kinds
     assert 'class="bar"' not in json.dumps(book)
+
+
+def interrupted_sweep(lab: jupyter_lab.Page, name: str, run: Path) -> dict:
+    """Run a sweep's notebook, watch its figures grow, stop it by the button; returns the engine's process record."""
+    lab.open(f"notebooks/{name}")
+    lab.notebook()
+    lab.command("notebook:run-all-cells")
+    lab.until("here.node.querySelector('.sb-lab .bar')", "the progress")
+    shown = "here.node.querySelector('.sb-lab').textContent.replaceAll('\\u00a0', ' ')"
+    lab.until(f"/C = 1, so far: TTFT [\\d.]+ .*TPOT/.test({shown})", "figures so far")
+    lab.until("here.node.querySelector('.sb-lab circle')", "a growing plot")
+    record: dict = json.loads(records.record_of(run, "hf").read_text())["process"]
+    assert psutil.pid_exists(record["server"]["pid"])
+    lab.click("[data-command='notebook:interrupt-kernel']")
+    lab.until(
+        "/interrupted with 0 of 3 points done; the \\d+ requests of c0001/.test(here.node.textContent)",
+        "the interruption",
+    )
+    jupyter_lab.until(lab.idle, "an idle kernel")
+    return record
