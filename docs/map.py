@@ -26,16 +26,17 @@ LAYERS: list[tuple[str, str, list[str]]] = [
       "simulation", "limits", "forecast", "explain", "calibrate", "predict", "plan", "capacity"]),
     ("Engines", "Servers as processes: started, asked about themselves, ended whole.", ["engines", "engines.*"]),
     ("Load and results", "Requests sent and timed, rows and points stored and audited. Knows a server by its URL.",
-     ["results", "audit", "load", "load.*"]),
+     ["results", "published", "audit", "load", "load.*"]),
     ("Judging", "Predictions against measurements, as tables of numbers.", ["score", "peers", "analysis"]),
     ("Figures", "Numbers as figures with words.",
      ["charts", "charts.*", "lab", "lab.look", "lab.live_view", "lab.live"]),
     ("Report", "Executed notebooks and stored results as one page.", ["report", "report.*"]),
     ("The run", "One object that binds the stages to a run's folder, and what walks through it.",
-     ["preflight", "preflight.*", "sessions", "ledger", "stored", "measuring", "book", "execution", "orderly",
+     ["preflight", "preflight.*", "sessions", "ledger", "stored", "measuring", "book", "execute_notebook",
+      "lock_and_signals",
       "pipeline", "retell", "reaudit"]),
     ("What people start", "The command, its parts, and the explorer.",
-     ["pack", "grid", "predict_cli", "measure_*", "lab.*", "cli"]),
+     ["pack", "grid", "predict_cli", "capacity_cli", "measure_*", "lab.*", "cli"]),
 ]  # fmt: skip
 
 

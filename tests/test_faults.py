@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 import pytest
 from mock_server import Behaviour, serving
-from servebook import execution, pipeline, results
+from servebook import execute_notebook, pipeline, results
 from servebook.book import Book
 from servebook.errors import ServebookError
 from servebook.load import PointSpec, measure_point_sync
@@ -404,7 +404,7 @@ def test_a_read_only_folder_is_one_line(tmp_path: Path, book_of: Callable[..., B
 
 
 def test_a_kernel_that_does_not_exist_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "KERNEL", "nosuch")
+    monkeypatch.setattr(execute_notebook, "KERNEL", "nosuch")
     with pytest.raises(ServebookError, match=r"01_prediction.ipynb: there is no Jupyter kernel 'nosuch'. Install"):
         pipeline.execute(pipeline.NOTEBOOKS / "01_prediction.ipynb", tmp_path / "x.ipynb", {"PARAMS": "p"})
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from servebook import orderly, params, pipeline
+from servebook import lock_and_signals, params, pipeline
 from servebook.errors import ServebookError
 
 ROOT = Path(__file__).parents[1]
@@ -147,7 +147,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, change, expect):
 
 
 def test_two_runs_into_one_folder_the_second_is_refused(tmp_path):
-    from servebook.orderly import single_run
+    from servebook.lock_and_signals import single_run
 
     with (
         single_run(tmp_path),
@@ -180,7 +180,7 @@ def test_tasks_that_an_interruption_leaves_show_no_traceback(caplog):
     assert "never retrieved" in caplog.text
     caplog.clear()
     try:
-        with pytest.raises(KeyboardInterrupt), orderly.orderly_signals():
+        with pytest.raises(KeyboardInterrupt), lock_and_signals.orderly_signals():
             signal.raise_signal(signal.SIGTERM)
         asyncio.run(leave())
         assert caplog.text == ""

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from servebook import predict_cli
+from servebook import published
 from servebook.errors import ServebookError
 
 ROOT = Path(__file__).parents[1]
@@ -55,9 +55,9 @@ def test_published_points_are_predicted_from_c_1_alone(run, bars):
 def test_a_file_that_is_no_table_of_points_is_one_line(tmp_path):
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ServebookError, match="lacks the columns concurrency"):
-        predict_cli.read_published(tmp_path / "x.csv")
+        published.read(tmp_path / "x.csv")
     with pytest.raises(ServebookError, match="cannot read measured points"):
-        predict_cli.read_published(tmp_path / "y.csv")
+        published.read(tmp_path / "y.csv")
 
 
 def test_capacity_says_what_meets_the_service_level():

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import files, measuring, params, points, predict, provenance, roofline
 from .errors import ServebookError
+from .files import ROOT
 from .points import PointSpec
-from .sessions import ROOT, STARTING
+from .sessions import STARTING
 from .stored import StoredRun
 
 if TYPE_CHECKING:

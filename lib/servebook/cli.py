@@ -175,9 +175,9 @@ def _predict(options: argparse.Namespace) -> int:
 
 
 def _capacity(options: argparse.Namespace) -> int:
-    from . import predict_cli
+    from . import capacity_cli
 
-    return predict_cli.capacity_main(
+    return capacity_cli.main(
         options.params, options.prompt_tokens, options.output_tokens, options.gpu, as_json=options.json
     )
 
@@ -219,13 +219,12 @@ def _run(options: argparse.Namespace) -> int:
 def _published(options: argparse.Namespace) -> int:
     if not options.calibration:
         raise ServebookError("a page needs measured points", "--html", "Give them with --calibration CSV")
-    from . import predict
+    from . import predict, published
     from .book import Book, find_params
-    from .predict_cli import read_published
     from .report.published import write_published
 
     book, source = Book.open(options.params), find_params(options.calibration)
-    measured, facts = read_published(source)
+    measured, facts = published.read(source)
     prediction = predict.predict_published(book.params, book.shape, book.gpu, measured, facts)
     print(write_published(options.html, prediction, measured, book.params, book.gpu, source=source))
     return 0

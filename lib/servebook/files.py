@@ -1,4 +1,4 @@
-"""Whole files written in one step or not at all, and JSON read back."""
+"""Whole files written in one step or not at all, JSON read back, and where the checkout is."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ServebookError
+
+ROOT = Path(__file__).parents[2]  # the checkout: the package is installed editable
 
 
 def write_text(path: Path, text: str) -> Path:

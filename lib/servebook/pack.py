@@ -2,8 +2,8 @@
 
 All request rows go into one rows.parquet (time stamps to a few microseconds; latencies are made from them again when
 read, the gaps between single tokens are left out, their percentiles stay in the points) and all server and GPU series
-into one series.parquet; results.py reads both. Logs,
-the model folder and executed notebooks are left out: `servebook report` makes the notebooks again from what is kept.
+into one series.parquet; results.py reads both. Logs, the model folder and executed notebooks are left out: `servebook
+report` makes the notebooks again from what is kept.
 """
 
 from __future__ import annotations

@@ -18,13 +18,14 @@ from . import preflight
 from .book import Book
 from .engines.process import GPU_SLACK_GIB
 from .errors import ServebookError
-from .execution import execute
+from .execute_notebook import execute
+from .files import ROOT
+from .lock_and_signals import orderly_signals, single_run
 from .measuring import NO_RESTART
-from .orderly import orderly_signals, single_run
 from .params import RunParams
 from .sessions import ENDING
 
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = ROOT / "notebooks"
 FIRST = ("00_preflight", "01_prediction")
 SERVING = "02_serving"
 LAST = ("07_analysis", "08_post")

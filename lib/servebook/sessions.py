@@ -18,7 +18,6 @@ from typing import Any
 from . import files, hardware, provenance, results
 from .errors import ServebookError
 
-ROOT = Path(__file__).parents[2]  # the checkout: the package is installed editable
 HEARTBEAT_S = 10.0
 # What time is spent on (time.jsonl's "what"); a point's is lost until the point is kept
 MEASURING, STARTING, ENDING, LOST = "measuring", "starting", "ending", "lost"
@@ -37,7 +36,7 @@ class Sessions:
         """Open this session's record in provenance.json and keep its length up to date until `end`."""
         record = self.provenance()
         record["sessions"].append(
-            {**provenance.collect(ROOT, command), "gpu": hardware.snapshot(), "seconds": None, "faults": []}
+            {**provenance.collect(files.ROOT, command), "gpu": hardware.snapshot(), "seconds": None, "faults": []}
         )
         files.write_json(self._dir / "provenance.json", record)
         self._began, self._read_up_to = time.monotonic(), 0

@@ -22,7 +22,7 @@ from . import (  # fmt: skip
 )
 from .ledger import Ledger
 from .points import PointSpec
-from .sessions import ROOT, Sessions
+from .sessions import Sessions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -226,7 +226,7 @@ class StoredRun:
         """The author's own words: notes/<run>.md, where it exists."""
         from IPython.display import Markdown
 
-        path = ROOT / "notes" / f"{self.params.run}.md"
+        path = files.ROOT / "notes" / f"{self.params.run}.md"
         return Markdown(path.read_text(encoding="utf-8")) if path.exists() else None
 
     def provenance(self) -> dict[str, Any]:

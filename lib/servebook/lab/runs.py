@@ -8,9 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .. import params, points, predict_cli, results
-from ..book import ROOT, Book, outputs_folder
+from .. import params, points, published, results
+from ..book import Book, outputs_folder
 from ..errors import ServebookError
+from ..files import ROOT
 from ..hardware import Gpu, resolve
 from ..model import ModelShape, load_shape
 
@@ -95,7 +96,7 @@ def _stored(folder: Path, label: str, stamp: int) -> Run:
 
 @lru_cache(maxsize=16)
 def _published(csv: Path, label: str) -> Run:
-    measured, facts = predict_cli.read_published(csv)
+    measured, facts = published.read(csv)
     file = ROOT / "params" / f"{csv.stem}.yaml"
     run_params = params.load(file)
     shape = load_shape(run_params.model, file.parent)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from .. import params
 from ..errors import ServebookError
+from ..files import ROOT
 from . import gpu, needs, system, toolchain
 from .machine import Check, Finding, Machine
 
-PROJECT = Path(__file__).resolve().parents[3]
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 CHECKS: dict[str, Callable[[Machine], Finding]] = {
     "driver and CUDA runtime": toolchain.driver,
@@ -99,7 +99,7 @@ def warnings(run_params: params.RunParams, base: Path) -> list[str]:
             ]
     for key, path in paths:
         folder = local_folder(path, base)
-        if not any(folder.is_relative_to(p) for p in (PROJECT, base.resolve())):
+        if not any(folder.is_relative_to(p) for p in (ROOT.resolve(), base.resolve())):
             found.append(f"{key} is outside the project: {folder}")
     if m.hub and not m.revision:
         commit = _cached_commit(m.hub)

@@ -12,9 +12,9 @@ from pathlib import Path
 from .. import results, score
 from ..charts import words
 from ..errors import ServebookError
+from ..files import ROOT
 from . import folder
 from .markup import unit_of
-from .scrub import ROOT
 
 TAG = "author-notes"  # of the cell whose place in the post they take
 _FIGURE = re.compile(r"\{\{\s*([^{}]+?)\s*\}\}")

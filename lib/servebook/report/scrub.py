@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[3]
+from ..files import ROOT
+
 # no letter, digit or slash before it: a longer path, a URL or base64 is not the beginning of one
 _BEFORE = r"(?<![\w.~:/+=$-])"
 _WORD = r"[^\s\"'<>|:;,()\[\]{}]"

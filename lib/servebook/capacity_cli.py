@@ -1,0 +1,58 @@
+"""`servebook capacity`: what every engine of a run carries under its slo, on the terminal. Needs no GPU."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from . import capacity, closed_forms, hardware, params, points
+from .book import Book
+from .errors import ServebookError
+
+
+def main(
+    params_path: str, prompt_tokens: int | None, output_tokens: int | None, others: list[str], *, as_json: bool
+) -> int:
+    """Print what every engine of a run carries under its slo; a stored run's C = 1 points and facts are used if there.
+
+    others: "NAME" or "NAME=PRICE per hour" of GPUs in the catalog. Raises ServebookError for a run without slo.
+    """
+    book = Book.open(params_path)
+    slo = book.params.slo
+    if slo.ttft_s is None and slo.tpot_s is None and slo.e2e_s is None:
+        raise ServebookError("no service level to meet", f"{params_path}, slo", "Set slo: {ttft_s: 0.5, tpot_s: 0.05}")
+    prompt, output = closed_forms.workloads(book.params)[0] if book.params.sweeps else (512, 128)
+    prompt, output = prompt_tokens or prompt, output_tokens or output
+    gpus = []
+    for other in others:
+        name, _, price = other.partition("=")
+        try:
+            gpus.append((hardware.resolve(params.HardwareParams(gpu=name)), float(price or 0)))
+        except ValueError:
+            raise ServebookError(
+                f"{price!r} is no price", f"--gpu {other}", "Write NAME=PRICE, as in H200=3.50"
+            ) from None
+    learned = [p for p in book.stored_points() if p["sweep"] == points.CALIBRATION]
+    rows = capacity.capacity(
+        book.params, book.shape, book.gpu, prompt, output, facts=book.all_facts(), calibration=learned, other_gpus=gpus
+    )
+    print(json.dumps(rows, indent=1) if as_json else text(rows, prompt, output, slo, bool(learned)))
+    return 0
+
+
+def text(rows: list[dict[str, Any]], prompt: int, output: int, slo: params.Slo, learned: bool) -> str:
+    """A line a case: the largest C and rate of which 90 % of requests meet the slo, output rate, cost."""
+    targets = [f"{k.removesuffix('_s').upper()} ≤ {v:g} s" for k, v in slo.model_dump().items() if v is not None]
+    source = "calibrated on the stored C = 1 points" if learned else "from the datasheet alone"
+    lines = [f"{prompt} in, {output} out, 90 % of requests within {' and '.join(targets)}; {source}"]
+    lines.append(f"{'engine':<8}{'case':<32}{'C':>6}{'tok/s':>9}{'rate/s':>9}{'tok/s':>9}{'per 1M tokens':>15}")
+    for r in rows:
+        c, rate = r["by_concurrency"], r["by_rate"]
+        if c is None and rate is None:
+            lines.append(f"{r['engine']:<8}{r['case']:<32}  {r['note']}")
+            continue
+        closed = f"{c['concurrency']:>6}{c['output_tok_per_s']:>9,.0f}" if c else f"{'–':>6}{'–':>9}"
+        opened = f"{rate['rate_per_s']:>9.2f}{rate['output_tok_per_s']:>9,.0f}" if rate else f"{'–':>9}{'–':>9}"
+        cost = rate and rate["cost_per_million_output_tokens"]
+        lines.append(f"{r['engine']:<8}{r['case']:<32}{closed}{opened}" + (f"{cost:>15.3f}" if cost else f"{'–':>15}"))
+    return "\n".join(lines)
