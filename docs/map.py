@@ -17,7 +17,7 @@ LIB = DOCS.parent / "lib" / "servebook"
 # title, what it knows, modules (a pattern where a whole package belongs there; the first layer that names one has it)
 LAYERS: list[tuple[str, str, list[str]]] = [
     ("Ground", "Words and files that everything shares; a run's parameters.",
-     ["errors", "files", "fields", "points", "sweeps", "strict_yaml", "params", "stats", "ink", "processor",
+     ["errors", "files", "param_types", "points", "sweeps", "strict_yaml", "params", "stats", "ink", "processor",
       "provenance"]),
     ("Model and hardware", "What is to be served and on what, each without the other.",
      ["shape", "tokenizer", "model", "hardware"]),

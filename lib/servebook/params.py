@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from . import strict_yaml
 from .errors import ServebookError
-from .fields import Count, Seconds, Share, Strict
+from .param_types import Count, Positive, Seconds, Share, Strict
 from .sweeps import ArrivalRateSweep, ConcurrencySweep, PrefixCacheSweep, PromptLengthSweep, Sweep
 
 __all__ = [
@@ -52,9 +52,9 @@ class HardwareFigures(Strict):
     """Datasheet figures for hardware that the catalog does not hold."""
 
     name: str
-    tensor_tflops: Annotated[float, Field(gt=0)]  # dense, in the model's dtype, 1e12 FLOP/s
-    memory_bandwidth_gb_per_s: Annotated[float, Field(gt=0)]  # 1e9 bytes/s
-    memory_gib: Annotated[float, Field(gt=0)]
+    tensor_tflops: Positive  # dense, in the model's dtype, 1e12 FLOP/s
+    memory_bandwidth_gb_per_s: Positive  # 1e9 bytes/s
+    memory_gib: Positive
     # to the other GPUs of its machine, one direction, 1e9 bytes/s; 16 lanes of PCIe 4 unless given
     link_gb_per_s: Annotated[float | None, Field(gt=0, exclude_if=lambda value: value is None)] = None
     source: str = "given in params"
@@ -100,7 +100,7 @@ class BatchingEngine(Strict):
     max_num_seqs: Count | None = None
     max_model_len: Count | None = None
     gpu_memory_utilization: Share = 0.9
-    cpu_kv_cache_gib: Annotated[float, Field(gt=0)] = 1.0  # only where the engine runs on the CPU
+    cpu_kv_cache_gib: Positive = 1.0  # only where the engine runs on the CPU
     prefix_caching: bool = True
     enforce_eager: bool = False
     tensor_parallel_size: Count = 1
@@ -177,7 +177,7 @@ class Load(Strict):
     # vLLM runs its fused sampler only for requests that set top_p or top_k; with neither, and greedily, its native one
     # is measured. No request carries a seed of its own: that would switch the fused one off too.
     temperature: Annotated[float, Field(ge=0)] = 0.0
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Share | None = None
     top_k: Count | None = None
     scrape_interval_s: Seconds = 1.0
     seed: int = 1

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from .fields import Count, Strict
+from .param_types import Count, Positive, Strict
 from .points import PointSpec, RepeatedPoint
 
 if TYPE_CHECKING:
     from .params import Engine
-
-Positive = Annotated[float, Field(gt=0)]
 
 
 class SweepKind(Strict):

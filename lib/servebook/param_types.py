@@ -1,4 +1,4 @@
-"""The strict base of every parameter, and the field types that they share. Knows nothing of the other modules."""
+"""The strict base of every part of the parameters, and the types that their values share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(gt=0)]
-Seconds = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0)]
+Seconds = Positive
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
