@@ -16,14 +16,15 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from servebook import hardware, ink, model, params, peers, predict, results, score, simulation
+from servebook import freezing, hardware, model, params, peers, predict, results, score, simulation
 from servebook.calibrate import calibrate
-from servebook.clients import Load, Prompt
-from servebook.forecast import Scenario, average, server, whole_rounds
 from servebook.params import ModelParams
 from servebook.points import PointSpec, RepeatedPoint
 from servebook.priors import Prior, vllm_priors
+from servebook.scenario import Scenario, average, whole_rounds
 from servebook.scheduler import SchedulerConfig
+from servebook.server_limits import server
+from servebook.simulated_clients import Prompt, Traffic
 from servebook.steptime import VllmTimes
 
 ROOT = Path(__file__).parents[1]
@@ -149,7 +150,7 @@ class Reference:
         self.shape = model.load_shape(self.params.model, self.dir)
         self.gpu = hardware.Gpu(**self._json("hardware.json")["gpu"])
         self.points = results.read_points(self.dir)
-        self.frozen = ink.standing(self._json("predictions.json")["frozen"])
+        self.frozen = freezing.standing(self._json("predictions.json")["frozen"])
 
     def _json(self, name: str) -> dict:
         return json.loads((self.dir / name).read_text(encoding="utf-8"))
@@ -191,12 +192,12 @@ class Reference:
         """{(engine, group, metric): (mean absolute error, points inside the 80 % interval, points)}; groups: "C = 1"
         (prompt lengths and loads of one client), "C > 1", "open" loops, and "again": prompts sent before. Calibration
         points are left out."""
-        measured = {ink.key(p): p for p in self.points}
+        measured = {freezing.key(p): p for p in self.points}
         cells: dict[tuple[str, str, str], list[tuple[float, bool]]] = {}
         for entry in entries:
             engine = entry["stage"].partition(":")[2]
             for p in entry["points"]:
-                m = measured.get(ink.key(p))
+                m = measured.get(freezing.key(p))
                 if not engine or m is None or p["sweep"] == "calibration":
                     continue
                 group = "open" if m["rate_per_s"] else "C > 1" if m["concurrency"] > 1 else "C = 1"
@@ -268,7 +269,7 @@ def speed(tables: list[Table]) -> None:
     print(f"  every point of the A40 run, both engines, intervals included: {seconds:.2f} s ({count} points)")
     times = VllmTimes(a40.shape, a40.gpu, {n: p.value for n, p in a40.priors().items()})
     for prompt, output, c, n in ((512, 128, 32, 5000), (1000, 1000, 128, 2000), (8192, 128, 32, 1000)):
-        load = Load([Prompt(prompt, output)], concurrency=c, jitter_s=0.05, warmup=c, requests=n)
+        load = Traffic([Prompt(prompt, output)], concurrency=c, jitter_s=0.05, warmup=c, requests=n)
         start = time.process_time()
         simulation.simulate(SchedulerConfig(kv_blocks=26_900), times, load)
         print(f"  {prompt}/{output} at C = {c}: {(n + c) / (time.process_time() - start):,.0f} simulated requests/s")

@@ -17,13 +17,13 @@ LIB = DOCS.parent / "lib" / "servebook"
 # title, what it knows, modules (a pattern where a whole package belongs there; the first layer that names one has it)
 LAYERS: list[tuple[str, str, list[str]]] = [
     ("Ground", "Words and files that everything shares; a run's parameters.",
-     ["errors", "files", "param_types", "points", "sweeps", "strict_yaml", "params", "stats", "ink", "processor",
+     ["errors", "files", "param_types", "points", "sweeps", "strict_yaml", "params", "stats", "freezing", "processor",
       "provenance"]),
     ("Model and hardware", "What is to be served and on what, each without the other.",
      ["shape", "tokenizer", "model", "hardware"]),
     ("Prediction", "From parameters, shape and card to every point with its interval. Knows no server.",
-     ["parallel", "roofline", "closed_forms", "blocks", "scheduler", "clients", "power", "priors", "steptime",
-      "simulation", "limits", "forecast", "explain", "calibrate", "predict", "plan", "capacity"]),
+     ["parallel", "roofline", "closed_forms", "kv_blocks", "scheduler", "simulated_clients", "power", "priors",
+      "steptime", "simulation", "server_limits", "scenario", "explain", "calibrate", "predict", "plan", "capacity"]),
     ("Engines", "Servers as processes: started, asked about themselves, ended whole.", ["engines", "engines.*"]),
     ("Load and results", "Requests sent and timed, rows and points stored and audited. Knows a server by its URL.",
      ["results", "published", "audit", "load", "load.*"]),

@@ -89,15 +89,15 @@ def test_one_point_is_enough_and_leaves_more_open():
 
 
 def test_a_low_concurrency_point_decides_what_one_client_cannot():
-    from servebook import forecast
+    from servebook import scenario, server_limits
     from servebook.params import Load, VllmEngine
     from servebook.points import PointSpec
 
-    server = forecast.server("vllm", VllmEngine(kind="vllm", max_num_batched_tokens=2048), SHAPE, A40)
+    server = server_limits.server("vllm", VllmEngine(kind="vllm", max_num_batched_tokens=2048), SHAPE, A40)
 
     def simulated(times, p):
         spec = PointSpec("", "vllm", "", "concurrency", p["prompt_tokens"], p["output_tokens"], p["concurrency"])
-        o = forecast.Scenario(server, spec, Load()).outcome(times, 1, 80)
+        o = scenario.Scenario(server, spec, Load()).outcome(times, 1, 80)
         return o.ttft_s, o.tpot_s
 
     truth = calibrate("vllm", SHAPE, A40, POST_2).constants | {"mixed_rows": 120.0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from servebook import capacity, cli, closed_forms, forecast, hardware, model, params, plan, predict
+from servebook import capacity, cli, closed_forms, hardware, model, params, plan, predict, server_limits
 from servebook.errors import ServebookError
 from servebook.hardware import GIB
 from servebook.parallel import Layout
@@ -229,4 +229,4 @@ def test_the_point_keeps_its_causes_over_several_gpus():
     for metric in ("ttft_s", "tpot_s"):
         assert sum(point["breakdown"][metric].values()) == pytest.approx(point["metrics"][metric]["value"])
         assert point["breakdown"][metric]["links_s"] > 0
-    assert forecast.server("vllm", run_params(tensor_parallel_size=2).engines["vllm"], QWEN, H200).layout.gpus == 2
+    assert server_limits.server("vllm", run_params(tensor_parallel_size=2).engines["vllm"], QWEN, H200).layout.gpus == 2

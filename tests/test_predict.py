@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from servebook import capacity, forecast, hardware, ink, model, params, points, predict, score
+from servebook import capacity, freezing, hardware, model, params, points, predict, scenario, score, server_limits
 from servebook import plan as planning
-from servebook.clients import Clients
 from servebook.errors import ServebookError
 from servebook.params import ModelParams, RunParams, Slo
 from servebook.priors import vllm_priors
+from servebook.simulated_clients import Clients
 
 ROOT = Path(__file__).parents[1]
 _spec = importlib.util.spec_from_file_location("bench_predictor", ROOT / "benchmarks" / "bench_predictor.py")
@@ -174,7 +174,7 @@ def test_repeated_prompts_are_predicted_with_the_cache_they_find():
 
 def test_a_pool_holds_no_more_repeated_prompts_than_fit_it():
     spec = points.RepeatedPoint("s", "vllm", "same-c0004", "prefix_cache", 2000, 48, 4, prompt_set="x")
-    s = forecast.server("vllm", run_params().engines["vllm"], SHAPE, A40, {"kv_cache_tokens": 20_480})
+    s = server_limits.server("vllm", run_params().engines["vllm"], SHAPE, A40, {"kv_cache_tokens": 20_480})
     assert predict._still_cached(s, spec, {"x": 7}) == 7 and predict._still_cached(s, spec, {"x": 70}) == 10
     assert predict._still_cached(s, spec, {}) == 0
 
@@ -182,7 +182,7 @@ def test_a_pool_holds_no_more_repeated_prompts_than_fit_it():
 def test_fp8_weights_and_activations_on_an_h200():
     h200 = hardware.catalog()["H200"]
     fp8 = model.load_shape(ModelParams(config="qwen2.5-7b", weights="dummy", quantization="fp8"), ROOT)
-    both = [forecast.server("vllm", run_params().engines["vllm"], s, h200) for s in (SHAPE, fp8)]
+    both = [server_limits.server("vllm", run_params().engines["vllm"], s, h200) for s in (SHAPE, fp8)]
     plain, quantized = (
         s.times({n: p.value for n, p in vllm_priors(s.shape, h200).items()}) for s in both
     )  # fmt: skip
@@ -203,9 +203,9 @@ def test_kv_pool_is_near_what_the_engines_reported():
     q8 = model.load_shape(ModelParams(config="qwen3-8b", weights="dummy"), ROOT)
     for shape, gpu, reported in ((SHAPE, "A40", 430_528), (q8, "A100-80GB-SXM", 410_240)):
         engine = params.VllmEngine(kind="vllm", max_num_batched_tokens=2048)
-        s = forecast.server("vllm", engine, shape, hardware.catalog()[gpu])
+        s = server_limits.server("vllm", engine, shape, hardware.catalog()[gpu])
         assert s.kv_tokens == pytest.approx(reported, rel=0.08)
-        said = forecast.server("vllm", engine, shape, hardware.catalog()[gpu], {"kv_cache_tokens": reported})
+        said = server_limits.server("vllm", engine, shape, hardware.catalog()[gpu], {"kv_cache_tokens": reported})
         assert said.kv_tokens == reported
 
 
@@ -250,22 +250,22 @@ def changed(prediction, **more):
 
 
 def test_ink_dries_when_a_point_is_measured(tmp_path, datasheet):
-    first = predict.freeze(tmp_path, "datasheet", datasheet)
+    first = freezing.freeze(tmp_path, "datasheet", datasheet)
     assert (first["stage"], first["late"]) == ("datasheet", False)
     assert len(first["inputs_sha256"]) == 64 and first["time_utc"].endswith("Z")
-    assert predict.freeze(tmp_path, "datasheet", datasheet) == first  # the same again: nothing new
-    second = predict.freeze(tmp_path, "datasheet", changed(datasheet, x=1))  # nothing measured: one may think again
+    assert freezing.freeze(tmp_path, "datasheet", datasheet) == first  # the same again: nothing new
+    second = freezing.freeze(tmp_path, "datasheet", changed(datasheet, x=1))  # nothing measured: one may think again
     assert second["inputs_sha256"] != first["inputs_sha256"]
 
     measure(tmp_path, "calibration", "vllm", "p00512-o0128")
-    assert predict.freeze(tmp_path, "datasheet", changed(datasheet, x=2)) == second
-    calibrated = predict.freeze(tmp_path, "calibrated:vllm", datasheet)  # calibration does not overtake it
+    assert freezing.freeze(tmp_path, "datasheet", changed(datasheet, x=2)) == second
+    calibrated = freezing.freeze(tmp_path, "calibrated:vllm", datasheet)  # calibration does not overtake it
     assert calibrated["late"] is False
     measure(tmp_path, "short", "hf", "c0001")  # another engine's point neither
-    again = predict.freeze(tmp_path, "calibrated:vllm", changed(datasheet, x=3))
+    again = freezing.freeze(tmp_path, "calibrated:vllm", changed(datasheet, x=3))
     assert again["inputs_sha256"] != calibrated["inputs_sha256"]
     measure(tmp_path, "short", "vllm", "c0001")
-    assert predict.freeze(tmp_path, "calibrated:vllm", changed(datasheet, x=4)) == again
+    assert freezing.freeze(tmp_path, "calibrated:vllm", changed(datasheet, x=4)) == again
     stored = json.loads((tmp_path / "predictions.json").read_text())["frozen"]
     assert [e["stage"] for e in stored] == ["datasheet", "datasheet", "calibrated:vllm", "calibrated:vllm"]
     assert stored[0] == first  # what was written stays
@@ -273,7 +273,7 @@ def test_ink_dries_when_a_point_is_measured(tmp_path, datasheet):
 
 def test_a_point_added_later_gets_ink_and_the_measured_keep_theirs(tmp_path, datasheet):
     old = [p for p in datasheet["points"] if p["point"] != "c0008"]
-    first = predict.freeze(tmp_path, "calibrated:vllm", datasheet | {"points": old})
+    first = freezing.freeze(tmp_path, "calibrated:vllm", datasheet | {"points": old})
     measure(tmp_path, "short", "vllm", "c0001")
 
     def moved(p):
@@ -281,31 +281,31 @@ def test_a_point_added_later_gets_ink_and_the_measured_keep_theirs(tmp_path, dat
 
     later = changed(datasheet, x=1) | {"points": [moved(p) for p in datasheet["points"]]}
     later["points"] = [p for p in later["points"] if p["sweep"] == "short"]
-    stands = predict.freeze(tmp_path, "calibrated:vllm", later)
+    stands = freezing.freeze(tmp_path, "calibrated:vllm", later)
     stored = json.loads((tmp_path / "predictions.json").read_text())["frozen"]
     assert stored[0] == first and stored[1]["additional"] and not stored[1]["late"]
-    added = {ink.key(p) for p in stored[1]["points"]}
+    added = {freezing.key(p) for p in stored[1]["points"]}
     assert ("short", "vllm", "c0008") in added and ("short", "vllm", "c0001") not in added
-    by_key = {ink.key(p): p for p in stands["points"]}
+    by_key = {freezing.key(p): p for p in stands["points"]}
     assert by_key["short", "vllm", "c0001"] in first["points"]  # measured: as it was written before
     assert by_key["short", "vllm", "c0008"] in stored[1]["points"]
-    assert set(by_key) == {ink.key(p) for p in datasheet["points"]}
+    assert set(by_key) == {freezing.key(p) for p in datasheet["points"]}
     scored = score.prediction_frame(stored)
     one = scored[(scored["point"] == "c0008") & (scored["engine"] == "vllm") & (scored["metric"] == "tpot_s")]
     assert len(one) == 1
     # nothing new to say: nothing is written, though the server's facts moved
-    assert predict.freeze(tmp_path, "calibrated:vllm", later | {"inputs": {"y": 2}}) == stands
+    assert freezing.freeze(tmp_path, "calibrated:vllm", later | {"inputs": {"y": 2}}) == stands
     # parameters changed: the point is measured again, and what it will be scored against is frozen before
-    again = predict.freeze(tmp_path, "calibrated:vllm", later | {"inputs": {"y": 3}}, measured=set())
-    renewed = next(p for p in again["points"] if ink.key(p) == ("short", "vllm", "c0001"))
+    again = freezing.freeze(tmp_path, "calibrated:vllm", later | {"inputs": {"y": 3}}, measured=set())
+    renewed = next(p for p in again["points"] if freezing.key(p) == ("short", "vllm", "c0001"))
     assert renewed == moved(by_key["short", "vllm", "c0001"])
 
 
 def test_rates_stay_shares_of_the_capacity_that_was_frozen(tmp_path, datasheet):
-    predict.freeze(tmp_path, "datasheet", datasheet)
-    assert predict.capacity_in_ink(tmp_path, "datasheet") == {}  # nothing measured: still open
+    freezing.freeze(tmp_path, "datasheet", datasheet)
+    assert freezing.capacity_in_ink(tmp_path, "datasheet") == {}  # nothing measured: still open
     measure(tmp_path, "calibration", "vllm", "p00512-o0128")
-    known = predict.capacity_in_ink(tmp_path, "datasheet")
+    known = freezing.capacity_in_ink(tmp_path, "datasheet")
     assert known == datasheet["capacity_per_s"]
     told = {"rates/vllm": 2.0}
     half = predict.predict_run(run_params(), SHAPE, A40, capacity_per_s=told, engines=["vllm"], n_samples=2)
@@ -314,7 +314,7 @@ def test_rates_stay_shares_of_the_capacity_that_was_frozen(tmp_path, datasheet):
 
 def test_a_prediction_after_the_fact_says_so(tmp_path, datasheet):
     measure(tmp_path, "short", "vllm", "c0001")
-    assert predict.freeze(tmp_path, "datasheet", datasheet)["late"] is True
+    assert freezing.freeze(tmp_path, "datasheet", datasheet)["late"] is True
 
 
 # --- plan and capacity -----------------------------------------------------------------------------------------------
@@ -389,9 +389,9 @@ def test_pauses_are_those_that_the_client_will_draw(monkeypatch):
     p = run_params()
     spec = points.PointSpec("s", "vllm", "c0004", "concurrency", 512, 128, concurrency=4)
     seeds = []
-    clients = forecast.Scenario.clients
+    clients = scenario.Scenario.clients
     watched = lambda self, *args: (seeds.append((load := clients(self, *args)).seed), load)[1]  # noqa: E731
-    monkeypatch.setattr(forecast.Scenario, "clients", watched)
+    monkeypatch.setattr(scenario.Scenario, "clients", watched)
     known = points.pauses_seed(spec, p.load.seed)
     f = predict.forecaster(p, "vllm", SHAPE, A40, samples=4, pauses=lambda s: points.pauses_seed(s, p.load.seed))
     f.point(spec)
@@ -399,7 +399,7 @@ def test_pauses_are_those_that_the_client_will_draw(monkeypatch):
     assert {101, 103} <= set(seeds)  # the other half
     # the client's own words: U(0, jitter) for each of its four, in their order
     rng = random.Random(known)
-    load = forecast.Scenario(f.server, spec, p.load, pauses=known).clients(1)
+    load = scenario.Scenario(f.server, spec, p.load, pauses=known).clients(1)
     assert sorted(due[0] for due in Clients(load).due) == sorted(rng.uniform(0, p.load.jitter_s) for _ in range(4))
     seeds.clear()
     predict.forecaster(p, "vllm", SHAPE, A40, samples=4).point(spec)

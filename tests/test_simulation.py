@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from servebook.clients import Load, Prompt, arrivals
 from servebook.scheduler import SchedulerConfig
+from servebook.simulated_clients import Prompt, Traffic, arrivals
 from servebook.simulation import simulate, simulate_naive
 
 
@@ -53,14 +53,14 @@ class Fixed:
 
 def test_one_client_is_the_sum_of_its_steps():
     # 5,000 prompt tokens in chunks of 2048: 3 steps; then 9 decode steps over contexts of 5,001 … 5,009 tokens
-    r = simulate(SchedulerConfig(), Times(), Load([Prompt(5000, 10)], concurrency=1, requests=3))
+    r = simulate(SchedulerConfig(), Times(), Traffic([Prompt(5000, 10)], concurrency=1, requests=3))
     assert r.mean("ttft_s") == pytest.approx(0.002 + 0.3)
     assert r.mean("tpot_s") == pytest.approx(0.010 + 5005e-6)
 
 
 def test_a_request_that_arrives_mid_step_waits_for_the_queued_batch_too():
     # B arrives while A's first decode runs: with one batch queued ahead it starts two steps later
-    load = Load([Prompt(16, 50)], arrivals_s=[0.0, 0.105])
+    load = Traffic([Prompt(16, 50)], arrivals_s=[0.0, 0.105])
     waits = {}
     for asynchronous in (True, False):
         r = simulate(SchedulerConfig(async_scheduling=asynchronous), Times(), load)
@@ -72,7 +72,7 @@ def test_a_request_that_arrives_mid_step_waits_for_the_queued_batch_too():
 
 def test_the_front_end_takes_the_next_request_before_it_is_through_with_one():
     # 2 ms each, of which 0.5 ms one at a time
-    load = Load([Prompt(16, 5)], arrivals_s=[0.0, 0.0001, 0.0002])
+    load = Traffic([Prompt(16, 5)], arrivals_s=[0.0, 0.0001, 0.0002])
     ready = [r.ready_s for r in sorted(simulate(SchedulerConfig(), Times(), load).requests, key=lambda r: r.id)]
     assert ready == pytest.approx([0.002, 0.0025, 0.003])
 
@@ -92,12 +92,12 @@ class Launching(Times):
 
 def test_a_launch_is_hidden_only_by_the_step_before():
     # nothing runs before a lone prompt: all of its launch shows
-    r = simulate(SchedulerConfig(), Launching(), Load([Prompt(16, 11)], concurrency=1, requests=5, warmup=2))
+    r = simulate(SchedulerConfig(), Launching(), Traffic([Prompt(16, 11)], concurrency=1, requests=5, warmup=2))
     assert r.mean("ttft_s") == pytest.approx(0.002 + 0.030)
     # another's decode step (10 ms) runs while the prompt's step is launched: the two take 30 ms, not 10 + 30
-    load = Load([Prompt(16, 400)], arrivals_s=[0.0, 1.0], requests=2)
+    load = Traffic([Prompt(16, 400)], arrivals_s=[0.0, 1.0], requests=2)
     a, b = simulate(SchedulerConfig(), Launching(), load).requests
-    alone = simulate(SchedulerConfig(), Launching(), Load([Prompt(16, 400)], arrivals_s=[0.0])).requests[0]
+    alone = simulate(SchedulerConfig(), Launching(), Traffic([Prompt(16, 400)], arrivals_s=[0.0])).requests[0]
     assert a.end_s - alone.end_s == pytest.approx(0.030 - 2 * 0.010, abs=1e-4) and b.first_s >= 1.032
 
 
@@ -105,12 +105,12 @@ def test_preparing_a_step_shows_only_where_the_gpu_waits_for_it():
     # 4 ms to prepare a step: hidden behind 10 ms decode steps, but not before a first one, and not after a long launch
     times = Launching()
     times.prepare_s = 0.004
-    r = simulate(SchedulerConfig(), times, Load([Prompt(16, 11)], concurrency=1, requests=5, warmup=2))
+    r = simulate(SchedulerConfig(), times, Traffic([Prompt(16, 11)], concurrency=1, requests=5, warmup=2))
     # the first decode step is prepared (4 ms) before the first token, which the launch (30 ms) held back, is fetched
     assert r.mean("ttft_s") == pytest.approx(0.002 + 0.004 + 0.030 + 0.004)
     assert r.mean("tpot_s") == pytest.approx(0.010, abs=1e-9)
     serial = SchedulerConfig(async_scheduling=False)
-    r = simulate(serial, times, Load([Prompt(16, 11)], concurrency=1, requests=5, warmup=2))
+    r = simulate(serial, times, Traffic([Prompt(16, 11)], concurrency=1, requests=5, warmup=2))
     assert r.mean("tpot_s") == pytest.approx(0.014)
 
 
@@ -120,7 +120,7 @@ def test_a_saturated_api_server_delays_new_requests():
     for event_s in (0.0, 1e-4, 2e-4):
         times = Launching()
         times.event_s = event_s
-        load = Load([Prompt(16, 400)], arrivals_s=[0.0] * 64 + [2.0031, 2.5047], requests=66)
+        load = Traffic([Prompt(16, 400)], arrivals_s=[0.0] * 64 + [2.0031, 2.5047], requests=66)
         r = simulate(SchedulerConfig(), times, load)
         late = [q for q in r.requests if q.id >= 64]
         waits.append(sum(q.ready_s - q.sent_s for q in late) / 2)
@@ -141,10 +141,10 @@ class Hot(Times):
 
 def test_only_prefills_that_never_rest_are_slowed_by_the_power_cap():
     # 0.3 s of prefill, then 2 s of decode: the average over half a second never passes 1.0
-    rested = simulate(SchedulerConfig(), Hot(), Load([Prompt(6000, 200)], concurrency=1, requests=5))
+    rested = simulate(SchedulerConfig(), Hot(), Traffic([Prompt(6000, 200)], concurrency=1, requests=5))
     assert rested.mean("ttft_s") == pytest.approx(0.302)
     # 3 s of prefill: 0.25 + 0.85 · (1 − exp(−t / 0.5 s)) passes it after 1.07 s: 11 steps, then 19 slow ones
-    long = simulate(SchedulerConfig(), Hot(), Load([Prompt(2048 * 30, 2)], arrivals_s=[0.0]))
+    long = simulate(SchedulerConfig(), Hot(), Traffic([Prompt(2048 * 30, 2)], arrivals_s=[0.0]))
     assert long.requests[0].first_s == pytest.approx(0.002 + 0.1 * (11 + 2 * 19))
 
 
@@ -153,7 +153,7 @@ def test_an_open_loop_below_saturation_puts_out_what_is_offered():
     outs, rates = [], []
     for seed in range(4):
         times = arrivals("poisson", 4.0, 2000, seed)
-        load = Load([Prompt(16, 20)], arrivals_s=times, warmup=3, requests=300, seed=seed)
+        load = Traffic([Prompt(16, 20)], arrivals_s=times, warmup=3, requests=300, seed=seed)
         r = simulate(SchedulerConfig(), Times(), load)
         assert r.complete and len(r.requests) >= 300
         assert all(r.window[0] <= q.sent_s <= r.window[1] for q in r.requests)  # measured by arrival
@@ -166,13 +166,13 @@ def test_an_open_loop_below_saturation_puts_out_what_is_offered():
 
 def test_an_overloaded_open_loop_puts_out_less():
     times = arrivals("poisson", 40.0, 4000, 1)
-    load = Load([Prompt(16, 20)], arrivals_s=times, warmup=3, requests=200)
+    load = Traffic([Prompt(16, 20)], arrivals_s=times, warmup=3, requests=200)
     r = simulate(SchedulerConfig(max_num_seqs=4), Times(), load)
     assert r.output_tokens / r.seconds < 0.5 * 40 * 20
 
 
 def test_running_gauge_starts_when_a_first_step_ends():
-    r = simulate(SchedulerConfig(), Times(), Load([Prompt(16, 11)], concurrency=1, requests=50, warmup=2))
+    r = simulate(SchedulerConfig(), Times(), Traffic([Prompt(16, 11)], concurrency=1, requests=50, warmup=2))
     decode = 10 * 0.010
     assert r.running_mean == pytest.approx(decode / (decode + 0.102), rel=0.01)
 
@@ -186,9 +186,9 @@ def test_skipping_pure_decode_changes_nothing(seed):
         kv_blocks=rng.choice([220, 400, 5000]), async_scheduling=rng.random() < 0.5, prefix_caching=rng.random() < 0.5,
     )  # fmt: skip
     if rng.random() < 0.5:
-        load = Load(prompts, concurrency=rng.randint(1, 12), jitter_s=0.2, requests=40, warmup=5, seed=seed)
+        load = Traffic(prompts, concurrency=rng.randint(1, 12), jitter_s=0.2, requests=40, warmup=5, seed=seed)
     else:
-        load = Load(prompts, arrivals_s=arrivals("poisson", 1.0, 40, seed), warmup=4)
+        load = Traffic(prompts, arrivals_s=arrivals("poisson", 1.0, 40, seed), warmup=4)
     times = Times()
     times.prepare_s = rng.choice([0.0, 0.004])  # no longer than a step: VllmTimes sees to that
     fast, slow = simulate(config, times, load), simulate(config, times, load, skip=False)
@@ -204,22 +204,22 @@ def test_skipping_pure_decode_changes_nothing(seed):
 def test_kv_pool_bounds_what_runs():
     # 40 blocks hold two requests of 320 tokens; the rest wait though eight are in flight
     config = SchedulerConfig(kv_blocks=40)
-    r = simulate(config, Times(), Load([Prompt(300, 20)], concurrency=8, requests=60, warmup=8))
+    r = simulate(config, Times(), Traffic([Prompt(300, 20)], concurrency=8, requests=60, warmup=8))
     assert 1.0 < r.running_mean <= 2.0
     with pytest.raises(ValueError):
-        simulate(SchedulerConfig(kv_blocks=10), Times(), Load([Prompt(300, 20)], concurrency=1))
+        simulate(SchedulerConfig(kv_blocks=10), Times(), Traffic([Prompt(300, 20)], concurrency=1))
 
 
 def test_naive_closed_loop_is_the_fifo_rotation():
     # post 2: every request waits for the C - 1 others: (C - 1)·T + prefill
-    r = simulate_naive(Fixed(), Load([Prompt(100, 10)], concurrency=8, requests=40, warmup=8))
+    r = simulate_naive(Fixed(), Traffic([Prompt(100, 10)], concurrency=8, requests=40, warmup=8))
     assert r.mean("ttft_s") == pytest.approx(7 * 3.0 + 1.0)
     assert len(r.requests) / r.seconds == pytest.approx(1 / 3.0)
 
 
 def test_naive_open_loop_is_an_m_d_1_queue():
     # Pollaczek-Khinchine: mean wait = ρ·T / (2·(1 − ρ)) = 0.6·3 / 0.8
-    load = Load([Prompt(100, 10)], arrivals_s=arrivals("poisson", 0.2, 60_000, 3), warmup=1000, requests=50_000)
+    load = Traffic([Prompt(100, 10)], arrivals_s=arrivals("poisson", 0.2, 60_000, 3), warmup=1000, requests=50_000)
     assert simulate_naive(Fixed(), load).mean("queue_s") == pytest.approx(2.25, rel=0.05)
 
 
@@ -234,5 +234,5 @@ def test_arrivals_keep_their_rate(kind):
 
 
 def test_the_time_limit_cuts_a_point_off():
-    r = simulate(SchedulerConfig(), Times(), Load([Prompt(16, 11)], concurrency=1, requests=1000, max_seconds=5.0))
+    r = simulate(SchedulerConfig(), Times(), Traffic([Prompt(16, 11)], concurrency=1, requests=1000, max_seconds=5.0))
     assert not r.complete and 20 < len(r.requests) < 30 and r.wall_s <= 5.0

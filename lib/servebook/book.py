@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import files, measuring, params, points, predict, provenance, roofline
+from . import files, freezing, measuring, params, points, predict, provenance, roofline
 from .errors import ServebookError
 from .files import ROOT
 from .points import PointSpec
@@ -137,7 +137,7 @@ class Book(StoredRun):
             learned = [p for p in self.stored_points() if p["engine"] == engine and p["sweep"] == points.CALIBRATION]
             facts = {engine: self.facts(engine)}
         asked: dict[str, Any] = {
-            "facts": facts, "engines": of, "capacity_per_s": predict.capacity_in_ink(self.dir, stage)
+            "facts": facts, "engines": of, "capacity_per_s": freezing.capacity_in_ink(self.dir, stage)
         }  # fmt: skip
         try:
             prediction = predict.predict_run(self.params, self.shape, self.gpu, calibration=learned, **asked)
@@ -155,7 +155,7 @@ class Book(StoredRun):
             for s in self.all_specs()
             if (of is None or s.engine in of) and self.ledger.kept(s)
         }
-        return predict.freeze(self.dir, stage, prediction, kept)
+        return freezing.freeze(self.dir, stage, prediction, kept)
 
     # --- engines ------------------------------------------------------------------------------------------------
 

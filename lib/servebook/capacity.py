@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .errors import ServebookError
-from .forecast import Scenario, whole_rounds
 from .hardware import Gpu
 from .model import ModelShape
 from .params import RunParams, Slo, VllmEngine
 from .points import PointSpec
 from .predict import Forecaster, forecaster
+from .scenario import Scenario, whole_rounds
 from .simulation import Result
 
 GOODPUT_SHARE = 0.9  # of the requests must meet the service level for a load to count as carried

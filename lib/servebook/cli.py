@@ -122,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from . import hardware, limits, preflight
+    from . import hardware, preflight, server_limits
     from .book import Book
 
     book = Book.open(options.params)
@@ -130,7 +130,7 @@ def _check(options: argparse.Namespace) -> int:
         print(f"servebook: {options.params}: {warning}", file=sys.stderr)
     gpu = hardware.resolve(book.params.hardware)
     for name, engine in book.params.engines.items():
-        limits.server(name, engine, book.shape, gpu)  # the model can be split over so many GPUs
+        server_limits.server(name, engine, book.shape, gpu)  # the model can be split over so many GPUs
     engines = ", ".join(book.params.engines)
     print(
         f"{options.params}: valid. {book.shape.name} on {gpu.name}, engines {engines}, {len(book.params.sweeps)} sweeps"

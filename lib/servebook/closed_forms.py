@@ -1,4 +1,4 @@
-"""The prediction notebook's tables: the posts' closed forms for this run's own model, hardware and workloads."""
+"""The posts' formulas (roofline) filled in with a run's own model, hardware and points: the notebooks' tables."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .forecast import Outcome, Scenario, Times
+from .scenario import Outcome, Scenario
+from .server_limits import Times
 from .simulation import LogEntry, Result
 from .steptime import NaiveTimes, VllmTimes
 

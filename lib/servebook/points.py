@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from .params import RunParams
 
 CALIBRATION = "calibration"  # the sweep that the C = 1 points belong to
+# What load client and predictor alike go by: the relative half-widths of the 95 % intervals of mean E2E and TTFT at
+# which a point may end, and the share of the mean latency that a pause stays below (so in flight is within 2 % of C)
+NARROW_E2E, NARROW_TTFT, OCCUPANCY_LOSS = 0.02, 0.05, 0.04
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,16 +18,16 @@ from typing import Any
 from . import explain, points
 from .calibrate import Z80, Calibration, calibrate
 from .errors import ServebookError
-from .forecast import Outcome, Scenario, Server, Times, average, capacity_per_s, server, whole_rounds
 from .hardware import Gpu
-from .ink import capacity_in_ink, freeze
 from .model import ModelShape
 from .params import ArrivalRateSweep, BatchingEngine, Load, NaiveEngine, RunParams
 from .points import PointSpec, RepeatedPoint
 from .priors import HOST_NOISE
+from .scenario import Outcome, Scenario, average, capacity_per_s, whole_rounds
+from .server_limits import Server, Times, server
 from .simulation import Result
 
-__all__ = ["Forecaster", "capacity_in_ink", "freeze", "predict_published", "predict_run"]
+__all__ = ["Forecaster", "predict_published", "predict_run"]
 
 SEEDS = (1, 2, 3, 4, 5, 6)
 SAMPLES = 12

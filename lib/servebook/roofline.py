@@ -1,4 +1,6 @@
-"""The posts' closed forms. Times in s, sizes in bytes, rates per second; knows nothing of scheduling.
+"""The posts' formulas, a function each. Times in s, sizes in bytes, rates per second; knows nothing of scheduling.
+
+Each figure that a post publishes is a test (tests/test_roofline.py); some of the functions are here for that alone.
 
 Post 1: "Benchmarking Hugging Face Transformers vs vLLM" (A40, formulas and chart 1a). Post 2: its continuation
 (calibration from C = 1, chart 1b). Write-up: the day-4 write-up of a concurrency sweep on an A100.

@@ -16,7 +16,7 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
-from .blocks import BlockPool
+from .kv_blocks import BlockPool
 
 WAITING, PREFILL, DECODE, DRAINING, FINISHED = range(5)  # DRAINING: last token scheduled, its step not processed yet
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from . import ink
+from . import freezing
 from .audit import REPEATED
 
 HIT, NEAR = 0.10, 0.25  # largest |error_share| of each verdict
@@ -65,7 +65,7 @@ def prediction_frame(predictions: Mapping[str, Any] | Iterable[Mapping[str, Any]
     """One row per stage × point × metric: value, low, high, regime.
 
     Takes the contents of predictions.json, its "frozen" list, or a bare list of predicted points. Of a stage's
-    predictions of a point the newest counts: it was frozen before the point was measured (see ink).
+    predictions of a point the newest counts: it was frozen before the point was measured (see freezing).
     """
     if isinstance(predictions, pd.DataFrame):
         return predictions
@@ -73,7 +73,7 @@ def prediction_frame(predictions: Mapping[str, Any] | Iterable[Mapping[str, Any]
     if entries and "points" not in entries[0]:
         entries = [{"stage": "predicted", "points": entries}]
     rows = []
-    for entry in ink.standing(entries):
+    for entry in freezing.standing(entries):
         for point in entry["points"]:
             regimes = point.get("breakdown") or {}
             for metric, said in (point.get("metrics") or {}).items():

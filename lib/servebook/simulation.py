@@ -12,9 +12,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from .clients import Clients, Load, value
 from .power import Power
 from .scheduler import Request, Scheduler, SchedulerConfig, Step
+from .simulated_clients import Clients, Traffic, seconds_of
 
 
 class StepTimes(Protocol):
@@ -83,7 +83,7 @@ class Result:
 
     def mean(self, of: str) -> float:
         """Mean over requests of ttft_s, tpot_s, e2e_s, queue_s (ready → first scheduled) or frontend_s."""
-        values = [v for r in self.requests if (v := value(r, of)) is not None]
+        values = [v for r in self.requests if (v := seconds_of(r, of)) is not None]
         return sum(values) / len(values) if values else math.nan
 
 
@@ -135,7 +135,9 @@ def _time_means(gauge: list[tuple[float, int, int]], start: float, end: float) -
     return running / (end - start), waiting / (end - start)
 
 
-def simulate(config: SchedulerConfig, times: StepTimes, load: Load, *, skip: bool = True, log: bool = False) -> Result:
+def simulate(
+    config: SchedulerConfig, times: StepTimes, load: Traffic, *, skip: bool = True, log: bool = False
+) -> Result:
     """The clients against vLLM. skip=False takes every step singly (same result, slower). Raises ValueError for a
     request over the KV pool."""
     for p in load.prompts:
@@ -148,7 +150,7 @@ class _Engine:
     """vLLM's engine loop: take in requests, schedule and launch a step, and with asynchronous scheduling only then wait
     for the step before. now: the host's clock; gpu_free: when the GPU has done what was launched."""
 
-    def __init__(self, config: SchedulerConfig, times: StepTimes, load: Load, skip: bool, log: bool) -> None:
+    def __init__(self, config: SchedulerConfig, times: StepTimes, load: Traffic, skip: bool, log: bool) -> None:
         self.times, self.load, self.skip = times, load, skip
         self.clients, self.scheduler, self.depth = Clients(load), Scheduler(config), config.depth
         self.api, self.power = _ApiLoop(times.event_s), Power()
@@ -296,7 +298,7 @@ class ServiceTimes(Protocol):
     def decode_total(self, prompt_tokens: int, output_tokens: int) -> float: ...
 
 
-def simulate_naive(times: ServiceTimes, load: Load) -> Result:
+def simulate_naive(times: ServiceTimes, load: Traffic) -> Result:
     """One request at a time, first come first served. Open loop with equal requests: an M/D/1 queue."""
     clients, gauge, free = Clients(load), [(0.0, 1, 0)], 0.0
     cost: dict[tuple[int, int], tuple[float, float, float]] = {}

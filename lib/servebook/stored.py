@@ -11,8 +11,8 @@ from . import (  # fmt: skip
     analysis,
     closed_forms,
     files,
+    freezing,
     hardware,
-    ink,
     model,
     params,
     peers,
@@ -66,8 +66,8 @@ class StoredRun:
         return {name: self.facts(name) for name in self.params.engines}
 
     def frozen(self, stage: str) -> dict[str, Any] | None:
-        """What a stage says in ink of every point (see ink), None where nothing was frozen."""
-        return ink.of_stage(self.predictions()["frozen"], stage)
+        """What a stage says in ink of every point (see freezing), None where nothing was frozen."""
+        return freezing.of_stage(self.predictions()["frozen"], stage)
 
     def frozen_points(self, engine: str) -> list[dict[str, Any]]:
         """The best prediction there is of an engine's points: calibrated, else from the datasheet."""
@@ -81,7 +81,7 @@ class StoredRun:
         if known := points.sweep_points(self.params, sweep, engine):
             return known
         frozen = self._ink()["frozen"]
-        entry = ink.of_stage(frozen, f"calibrated:{engine}") or ink.of_stage(frozen, "datasheet") or {}
+        entry = freezing.of_stage(frozen, f"calibrated:{engine}") or freezing.of_stage(frozen, "datasheet") or {}
         capacity = (entry.get("capacity_per_s") or {}).get(f"{sweep}/{engine}")
         return points.sweep_points(self.params, sweep, engine, capacity)
 
@@ -151,7 +151,7 @@ class StoredRun:
     def predictions(self) -> dict[str, Any]:
         """The content of predictions.json, of it the points that these parameters have."""
         stored, has = self._ink(), {(s.sweep, s.engine, s.point) for s in self.all_specs()}
-        frozen = [{**e, "points": [p for p in e["points"] if ink.key(p) in has]} for e in stored["frozen"]]
+        frozen = [{**e, "points": [p for p in e["points"] if freezing.key(p) in has]} for e in stored["frozen"]]
         return {**stored, "frozen": frozen}
 
     def author_points(self) -> list[dict[str, Any]]:

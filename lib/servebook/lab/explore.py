@@ -13,8 +13,8 @@ from typing import Any
 
 from .. import capacity, explain, hardware, model
 from ..errors import ServebookError
-from ..forecast import Outcome, Scenario, whole_rounds
 from ..predict import Forecaster
+from ..scenario import Outcome, Scenario, whole_rounds
 from . import runs
 from .answers import Curve, Forecast, SideBySide
 from .runs import Run

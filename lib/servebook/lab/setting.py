@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from .. import forecast, hardware, model
+from .. import hardware, model, server_limits
 from ..errors import ServebookError
 from ..hardware import Gpu
 from ..model import ModelShape
@@ -206,7 +206,7 @@ def _forecaster(s: Setting, version: int) -> Forecaster:
         said = _still_true(facts, s, run)
         if not isinstance(engine, VllmEngine):  # what it is not started with it may still be thought to have
             said |= given
-        server = forecast.server(name, engine, s.shape, run.gpu, said)
+        server = server_limits.server(name, engine, s.shape, run.gpu, said)
         return Forecaster(server, base.calibration, base.load, SAMPLES, base.seed, running_gauge=base.running_gauge)
     return base
 

@@ -15,11 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .. import stats
+from ..points import NARROW_E2E, NARROW_TTFT, OCCUPANCY_LOSS
 from .client import Reply, now
 from .finished import Finished
-
-NARROW_E2E, NARROW_TTFT = 0.02, 0.05  # relative half-widths of the 95 % intervals at which a window may end
-OCCUPANCY_LOSS = 0.04  # jitter never exceeds this share of the mean latency, so in flight stays within 2 % of C
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from .. import charts, files, ink, results, score
+from .. import charts, files, freezing, results, score
 from ..charts import words
 from ..errors import ServebookError
 from . import folder
@@ -108,7 +108,7 @@ def _as_engines(runs: dict[str, dict[str, Any]], engine: str, workload: str) -> 
                 kept[(p["sweep"], p["point"])] = p
         forecast = score.prediction_frame(run["frozen"])
         best = score.best_stage(forecast, engine)
-        for entry in ink.standing(run["frozen"]["frozen"]):
+        for entry in freezing.standing(run["frozen"]["frozen"]):
             if entry["stage"] == best:
                 own = [p for p in entry["points"] if p["engine"] == engine and (p["sweep"], p["point"]) in kept]
                 frozen.append({"stage": "datasheet" if best == "datasheet" else f"calibrated:{name}",

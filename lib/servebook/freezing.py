@@ -46,7 +46,7 @@ def of_stage(frozen: Iterable[Mapping[str, Any]], stage: str) -> dict[str, Any] 
 def freeze(
     run_dir: Path, stage: str, prediction: Mapping[str, Any], measured: Collection[Key] | None = None
 ) -> dict[str, Any]:
-    """Write a prediction into predictions.json; returns the stage's standing entry (see ink).
+    """Write a prediction into predictions.json; returns the stage's standing entry (see above).
 
     stage: "datasheet" or "calibrated:<engine>". As long as no point that the stage predicts is measured (for a
     calibrated stage: one of that engine beyond its calibration), another prediction replaces the one before. After

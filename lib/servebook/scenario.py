@@ -1,4 +1,4 @@
-"""One point forecast by simulation: its load, shared out over a server's groups, and what it shows."""
+"""One point's load on one server: shared out over the server's groups, simulated, and what that shows."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from . import clients, simulation
-from .clients import Prompt, value
-from .limits import Server, Times, server
-from .params import Load as LoadParams
-from .points import PointSpec
+from . import simulation
+from .params import Load
+from .points import NARROW_E2E, NARROW_TTFT, PointSpec
 from .priors import HOST_NOISE
+from .server_limits import Server, Times
+from .simulated_clients import Prompt, Traffic, arrivals, seconds_of
 from .simulation import Result
 from .steptime import NaiveTimes
-
-NARROW_E2E, NARROW_TTFT = 0.02, 0.05  # where the load client finds an interval narrow enough to stop
-
-__all__ = ["Outcome", "Scenario", "Server", "Times", "average", "capacity_per_s", "server", "whole_rounds"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class Scenario:
 
     server: Server
     spec: PointSpec
-    load: LoadParams
+    load: Load
     hit_share: float = 0.0  # share of prompts whose tokens are already in the prefix cache
     running_gauge: bool = False  # decode rate by vLLM's running gauge, as in the posts; else in flight − waiting gauge
     cached_prompts: int = 0  # instead of hit_share: the first so many prompts are there, and none after them
@@ -87,7 +83,7 @@ class Scenario:
         rng = random.Random(f"hits-{seed}")
         return [Prompt(p, o, p if rng.random() < self.hit_share else 0) for _ in range(4096)]
 
-    def clients(self, seed: int, requests: int | None = None) -> clients.Load:
+    def clients(self, seed: int, requests: int | None = None) -> Traffic:
         """The load as the client sends it; `requests`: how many to measure, else as many as the point may at most."""
         spec, load = self.spec, self.load
         c = spec.concurrency or 1
@@ -95,13 +91,13 @@ class Scenario:
         if spec.rate_per_s is not None:
             count, warmup = requests or load.max_requests, load.warmup_requests
             enough = warmup + 2 * count + 200  # arrivals go on until the last measured request has ended
-            times = clients.arrivals(spec.arrivals, spec.rate_per_s, enough, seed, spec.gamma_shape)
-            return clients.Load(self.prompts(seed), arrivals_s=times, warmup=warmup, requests=count, seed=seed)
+            times = arrivals(spec.arrivals, spec.rate_per_s, enough, seed, spec.gamma_shape)
+            return Traffic(self.prompts(seed), arrivals_s=times, warmup=warmup, requests=count, seed=seed)
         if spec.fixed_requests is not None:
             warmup, count = max(c, min(3, load.warmup_requests)), spec.fixed_requests
         else:
             warmup, count = max(c, load.warmup_requests), max(load.max_requests, 2 * least)
-        return clients.Load(
+        return Traffic(
             self.prompts(seed), concurrency=c, jitter_s=load.jitter_s, warmup=warmup, requests=requests or count,
             seed=self.pauses or seed,
         )  # fmt: skip
@@ -164,7 +160,7 @@ class Scenario:
             first, token = times.launch_bound(spec.prompt_tokens, self.server.config.max_num_batched_tokens)
         needed = 0.0
         for of, narrow, bound in (("ttft_s", NARROW_TTFT, first), ("e2e_s", NARROW_E2E, token)):
-            values = [value(r, of) or 0.0 for r in result.requests]
+            values = [seconds_of(r, of) or 0.0 for r in result.requests]
             mean = sum(values) / n
             variance = sum((v - mean) ** 2 for v in values) / max(n - 1, 1) + (HOST_NOISE * bound * mean) ** 2
             needed = max(needed, variance * (1.96 / (narrow * mean)) ** 2)
@@ -214,7 +210,7 @@ def capacity_per_s(
     server: Server, times: Times, prompt_tokens: int, output_tokens: int, *, seed: int = 1, most: int = 256
 ) -> float:
     """The request rate at saturation: a closed loop with as many clients as have a seat and KV (`most` a group)."""
-    load = LoadParams(jitter_s=0.0, warmup_requests=0)
+    load = Load(jitter_s=0.0, warmup_requests=0)
     config, groups = server.config, server.layout.groups
     held = max(1, config.kv_blocks * config.block_size // (prompt_tokens + output_tokens))
     c = 1 if server.naive else max(1, min(config.max_num_seqs, held, most)) * groups

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .points import OCCUPANCY_LOSS
 from .scheduler import Request
 
 
@@ -22,7 +23,7 @@ class Prompt(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Load:
+class Traffic:
     """What the clients do. Closed loop: `concurrency` clients, each waiting gap + U(0, jitter) between its requests,
     the jitter held under jitter_cap of the mean latency as the real client does. Open loop: arrivals_s.
 
@@ -35,7 +36,7 @@ class Load:
     concurrency: int | None = None
     jitter_s: float = 0.0
     gap_s: float = 0.0
-    jitter_cap: float = 0.04
+    jitter_cap: float = OCCUPANCY_LOSS
     arrivals_s: Sequence[float] = ()
     warmup: int = 0
     requests: int = 100
@@ -43,7 +44,8 @@ class Load:
     seed: int | str = 1  # of the jitter
 
 
-def value(r: Request, of: str) -> float | None:
+def seconds_of(r: Request, of: str) -> float | None:
+    """Of a finished request: ttft_s, tpot_s (None of one token), e2e_s, queue_s (ready to scheduled), frontend_s."""
     if of == "ttft_s":
         return r.first_s - r.sent_s
     if of == "tpot_s":
@@ -72,7 +74,7 @@ def arrivals(kind: str, rate_per_s: float, count: int, seed: int, gamma_shape: f
 class Clients:
     """Sends requests, follows their completions and says when the point is over."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Traffic) -> None:
         self.load, self.rng = load, random.Random(load.seed)
         self.due: list[tuple[float, int, Request]] = []  # (sent_s, id, request)
         self.measured: list[Request] = []
