@@ -110,3 +110,11 @@ def test_drift_is_not_seen_in_a_round_that_repeats() -> None:
     assert stats.drift(place, 1) == pytest.approx(0.5, rel=0.02)
     growing = np.concatenate([place * g for g in np.linspace(1.0, 1.4, 8)])
     assert stats.drift(growing, 64) == pytest.approx(0.2 / 1.2 * 8 / 7, rel=0.02)
+
+
+def test_interval_of_a_ratio_adds_half_widths_on_the_log_scale() -> None:
+    low, high = stats.ratio_interval(2.0, (90.0, 110.0))
+    assert high / low == pytest.approx(110 / 90) and math.sqrt(low * high) == pytest.approx(2.0)
+    both = stats.ratio_interval(2.0, (90.0, 110.0), (90.0, 110.0))
+    assert math.log(both[1] / 2.0) == pytest.approx(math.sqrt(2) * math.log(high / 2.0))
+    assert all(map(math.isnan, stats.ratio_interval(2.0, (90.0, 110.0), (math.nan, 110.0))))

@@ -39,8 +39,8 @@ REGIME_WORDS = {
 }
 
 
-def points_frame(points: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Points as a DataFrame with every column that charts and scores read; what is unknown is NaN."""
+def complete_frame(points: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Points with every column that charts and scores read, in whatever form they come; what is unknown is NaN."""
     frame = points.copy() if isinstance(points, pd.DataFrame) else pd.DataFrame(list(points))
     text = [*KEY, "verdict", "stop_reason"]
     numbers = [*CONDITIONS, "requests", "failures"]
@@ -131,7 +131,7 @@ def _largest(parts: Mapping[str, Any]) -> str:
 
 def measured_frame(points: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Points in long form: one row per point × metric with measured, measured_low, measured_high and n."""
-    frame = points_frame(points)
+    frame = complete_frame(points)
     parts = []
     for metric, (columns, interval) in MEASURED.items():
         values = frame[columns[0]]
@@ -173,7 +173,7 @@ def score(
     invalid as figures of their engine but predicted with the prefix cache that they find ("repeated").
     """
     predicted = prediction_frame(predictions)
-    frame = points_frame(points)
+    frame = complete_frame(points)
     frame.loc[is_repeated(frame), "verdict"] = "repeated"
     measured = measured_frame(frame)
     wanted = measured["verdict"] == "repeated" if repeated else ~measured["verdict"].isin(["invalid", "repeated"])

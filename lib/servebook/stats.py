@@ -122,6 +122,15 @@ def percentile_interval(values: Values, p: float, *, seed: int = 0) -> tuple[flo
     return bootstrap_interval(values, lambda x: float(np.percentile(x, p)), seed=seed)
 
 
+def ratio_interval(ratio: float, *spans: tuple[float, float]) -> tuple[float, float]:
+    """95 % interval of a ratio of independent means from theirs (low, high): half-widths add in quadrature on the log
+    scale. NaN where one of them is not known or not above zero."""
+    if not all(low > 0 and high > 0 for low, high in spans):
+        return math.nan, math.nan
+    factor = math.exp(math.sqrt(sum((math.log(high / low) / 2) ** 2 for low, high in spans)))
+    return ratio / factor, ratio * factor
+
+
 def drift(values: Values, per_round: int = 1) -> float | None:
     """Relative change of the mean from the first to the last half of values in time order, or 0.0 if it could be noise.
 

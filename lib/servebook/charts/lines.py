@@ -68,7 +68,7 @@ class Data:
 
 def gather(points: Any, predictions: Any, sweep: str | None, stage: str | None = None) -> Data:
     """The sweep's rows of `points` and of each engine's best (or the given) prediction stage."""
-    frame = score.points_frame(points)
+    frame = score.complete_frame(points)
     forecast = score.prediction_frame(predictions if predictions is not None else [])
     order = [*dict.fromkeys([*frame["engine"].dropna(), *forecast["engine"].dropna()])]
     order.sort(key=engine_order)

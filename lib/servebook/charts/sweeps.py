@@ -106,7 +106,7 @@ def arrival_rate(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, s
 @chart
 def prefix_cache(canvas: Canvas, points: Any, sweep: str) -> Figure:
     """Concurrency against TTFT and output tokens/s, a curve an engine and kind of prompts."""
-    frame = score.points_frame(points)
+    frame = score.complete_frame(points)
     frame = frame[(frame["sweep"] == sweep) & (frame["requests"] > 0)].copy()
     same = frame["point"].str.startswith("same-")
     # the audit keeps these points out of every other figure; here they are the subject, drawn hollow

@@ -30,7 +30,7 @@ def card(points: Any, predictions: Any, run: dict[str, Any]) -> Any:
     """The run's title, its best figures and its main curve, predicted and measured, as a matplotlib Figure."""
     from matplotlib.figure import Figure
 
-    frame = score.points_frame(points)
+    frame = score.complete_frame(points)
     frame = frame[(frame["verdict"] != "invalid") & (frame["sweep"] != "calibration")]
     with theme():
         figure = Figure(figsize=(12, 6.3))

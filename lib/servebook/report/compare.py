@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from .. import charts, files, freezing, results, score
+from .. import charts, files, freezing, results, score, stats
 from ..charts import words
 from ..errors import ServebookError
 from . import folder
@@ -89,7 +89,7 @@ def _workload(row: Any) -> str:
 def _long(runs: dict[str, dict[str, Any]]) -> pd.DataFrame:
     frames = []
     for name, run in runs.items():
-        frame = score.points_frame(run["points"])
+        frame = score.complete_frame(run["points"])
         frame = frame[(frame["sweep"] != "calibration") & (frame["verdict"] != "invalid")].copy()
         frame["run"], frame["workload"] = name, [_workload(r) for _, r in frame.iterrows()]
         frames.append(frame)
@@ -134,7 +134,7 @@ def runs_table(runs: dict[str, dict[str, Any]]) -> Html:
 
 def ratio_frame(frame: pd.DataFrame, base: str) -> pd.DataFrame:
     """Every point that the baseline and another run share: output rate and TTFT as ratios to the baseline, with the
-    95 % interval of the rate's ratio (both intervals independent, added in quadrature on the log scale)."""
+    95 % interval of the rate's ratio."""
     keys = ["engine", "workload", "point"]
     columns = [*keys, "concurrency", "rate_per_s", "prompt_tokens", "output_tokens", "output_tok_per_s",
                "output_tok_per_s_ci_low", "output_tok_per_s_ci_high", "ttft_mean_s", "tpot_mean_s"]  # fmt: skip
@@ -143,15 +143,12 @@ def ratio_frame(frame: pd.DataFrame, base: str) -> pd.DataFrame:
     rows = []
     for _, r in both.iterrows():
         ratio = r["output_tok_per_s"] / r["output_tok_per_s_base"]
-        width = 0.0
-        for tail in ("", "_base"):
-            low, high = r[f"output_tok_per_s_ci_low{tail}"], r[f"output_tok_per_s_ci_high{tail}"]
-            width += (math.log(high / low) / 2) ** 2 if low > 0 and high > 0 else math.nan
-        spread = math.exp(math.sqrt(width)) if not math.isnan(width) else math.nan
+        spans = [(r[f"output_tok_per_s_ci_low{tail}"], r[f"output_tok_per_s_ci_high{tail}"]) for tail in ("", "_base")]
+        low, high = stats.ratio_interval(ratio, *spans)
         rows.append({
             "run": r["run"], "engine": r["engine"], "workload": r["workload"], "where": where(r),
             "output_tok_per_s": r["output_tok_per_s"], "output_tok_per_s_base": r["output_tok_per_s_base"],
-            "ratio": ratio, "ratio_low": ratio / spread, "ratio_high": ratio * spread,
+            "ratio": ratio, "ratio_low": low, "ratio_high": high,
             "ttft_ratio": r["ttft_mean_s"] / r["ttft_mean_s_base"],
             "tpot_ratio": r["tpot_mean_s"] / r["tpot_mean_s_base"],
         })  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from .. import score
+from .. import score, stats
 from ..charts import words
 from ..charts.style import engine_order
 from .markup import Html, esc, place, range_text, where
@@ -51,7 +50,8 @@ def headline(
         both = _both(frame, engine, rate)
         if len(both):
             top = both.loc[both["ratio"].idxmax()]
-            span = _interval_words(*_ratio_interval(top, rate), "×")
+            spans = [(top[f"{rate}_ci_low{tail}"], top[f"{rate}_ci_high{tail}"]) for tail in ("", "_other")]
+            span = _interval_words(*stats.ratio_interval(top["ratio"], *spans), "×")
             name = RATES[rate].partition(" ")[0]
             what = f"the {name} rate of {top['engine_other']} at the same load ({where(top)}), the largest gap"
             cards.append(_card(words.number(top["ratio"], 2), "×", what, span))
@@ -64,7 +64,7 @@ def headline(
 
 def _rated(points: Any) -> tuple[pd.DataFrame, str]:
     """Points that count for the top of the page, and the rate that they are told by."""
-    frame = score.points_frame(points)
+    frame = score.complete_frame(points)
     frame = frame[(frame["verdict"] != "invalid") & (frame["sweep"] != "calibration")]
     rate = next((r for r in RATES if frame[r].notna().any()), "output_tok_per_s")
     return frame[frame[rate] > 0], rate
@@ -131,7 +131,7 @@ def _kind(reason: str) -> str:
 
 def trust(points: Any) -> Html:
     """One line under the headline where the audit doubts points: how many, and for what."""
-    frame = score.points_frame(points)
+    frame = score.complete_frame(points)
     frame = frame[~score.is_repeated(frame)]  # invalid by purpose, not by fault
     doubted = frame[frame["verdict"].isin(["suspect", "invalid"])]
     if doubted.empty:
@@ -153,17 +153,6 @@ def trust(points: Any) -> Html:
 
 def _factor(value: float) -> str:
     return f"{value:.1f}" if value < 10 else f"{value:,.0f}"
-
-
-def _ratio_interval(row: Any, rate: str) -> tuple[float, float]:
-    # both intervals are independent: their half-widths add in quadrature on the log scale
-    width = 0.0
-    for tail in ("", "_other"):
-        low, high = row[f"{rate}_ci_low{tail}"], row[f"{rate}_ci_high{tail}"]
-        if not (low > 0 and high > 0):
-            return math.nan, math.nan
-        width += (math.log(high / low) / 2) ** 2
-    return row["ratio"] * math.exp(-math.sqrt(width)), row["ratio"] * math.exp(math.sqrt(width))
 
 
 def _bootstrap_mean(sums: np.ndarray, counts: np.ndarray) -> tuple[float, float]:

@@ -37,7 +37,7 @@ def write_published(
     body.add(_lead(measured, params, gpu))
     body.add(tables.claim(measured, scores, engine=engine, said=UNSEEN))
     body.add(tables.headline(measured, scores, hardware=gpu.name, versions=source.stem, engine=engine, said=UNSEEN))
-    points = score.points_frame(measured)
+    points = score.complete_frame(measured)
     body.section("Predicted, and what was published")
     for sweep in dict.fromkeys(points["sweep"]):
         for draw in _drawn(points[points["sweep"] == sweep]):

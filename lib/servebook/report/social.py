@@ -24,7 +24,7 @@ def write_social(run_dir: Path | str) -> Path:
 
 def social(points: Any, predictions: Any, run: dict[str, Any]) -> str:
     """The post's text: what was predicted and measured, the gap, the largest miss, the limits."""
-    frame = score.points_frame(points)
+    frame = score.complete_frame(points)
     frame = frame[(frame["verdict"] != "invalid") & (frame["sweep"] != "calibration")]
     frame = frame[frame["output_tok_per_s"].notna()]
     scores = held_out_scores(points, predictions, run)

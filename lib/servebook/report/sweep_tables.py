@@ -15,7 +15,7 @@ from .markup import Html, audit, columns, esc, notes_box, place, plain, table, w
 
 def points_table(points: Any, sweep: str, caption: str | None = None) -> Html:
     """What was measured in a sweep: one row a point, with n, intervals and the audit's verdict."""
-    frame = score.points_frame(points)
+    frame = score.complete_frame(points)
     frame = frame[frame["sweep"] == sweep]
     if frame.empty:
         return Html("<p>No point of this sweep was measured.</p>")
