@@ -50,6 +50,8 @@ class Behaviour:
     fail_every: int = 0  # every n-th request gets `status`
     status: int = 500
     refuse_fields: tuple[str, ...] = ()  # 400 when the body has one of them
+    vocab: int = 0  # 400 for token ids from here on
+    text_only: bool = False  # 400 for token ids
     cut_after: int = -1  # the connection is cut after so many tokens
     silent_close_after: int = -1  # a clean end without finish, usage or [DONE]
     error_after: int = -1  # an error object in the stream after so many tokens
@@ -171,6 +173,11 @@ class MockServer:
         refused = [name for name in b.refuse_fields if name in options]
         if refused:
             writer.write(_answer(400, json.dumps({"error": {"message": f"unknown field {refused[0]}"}}).encode()))
+            return True
+        ids = request["prompt"] if isinstance(request.get("prompt"), list) else []
+        if ids and (b.text_only or (b.vocab and max(ids) >= b.vocab)):
+            what = "prompt must be a string" if b.text_only else f"token ids must be within 0 and {b.vocab - 1}"
+            writer.write(_answer(400, json.dumps({"error": {"message": what}}).encode()))
             return True
         if b.fail_every and self.count % b.fail_every == 0:
             message = "out of order" + (f" for {b.key}" if b.echo_key else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import json
 import sys
@@ -20,6 +21,7 @@ from servebook.load.arrivals import schedule
 from servebook.load.client import Client
 from servebook.load.point import rule_of
 from servebook.load.prompts import Bodies, Prompts
+from servebook.load.summary import running_of
 from servebook.load.window import Rule
 from servebook.params import Load, Slo
 
@@ -112,6 +114,25 @@ def test_a_naive_engines_decode_rate_is_one_over_tpot_and_queueing_is_in_ttft() 
     assert p["decode_tok_per_s"] == pytest.approx(1 / p["tpot_mean_s"])
     assert p["ttft_mean_s"] == pytest.approx(2 * (0.01 + 15 * 0.002) + 0.01, rel=0.25)
     assert p["in_flight_mean"] == pytest.approx(3, rel=0.05)
+
+
+@pytest.mark.parametrize("rate_per_s", [None, 20.0])
+def test_a_server_that_says_nothing_and_takes_one_request_at_a_time_decodes_one(rate_per_s: float | None) -> None:
+    spec = closed(3) if rate_per_s is None else dataclasses.replace(closed(1), concurrency=None, rate_per_s=rate_per_s)
+    with serving(Behaviour(ttft_s=0.01, itl_s=0.002, one_at_a_time=True, metrics=False)) as server:
+        p = measure(server, spec, Rule(3, 12, 12, 0, 20))
+    assert p["decode_wall_tok_per_s"] <= p["decode_tok_per_s"] <= 1.05 / p["tpot_mean_s"]
+    if rate_per_s is None:
+        assert p["decode_tok_per_s"] == pytest.approx(1 / p["tpot_mean_s"], rel=0.05)
+
+
+def test_what_a_batching_engine_works_on_is_what_is_in_flight_less_what_the_server_says_waits() -> None:
+    assert running_of(64.0, 40.0, 58.0, 5.0) == 59.0
+    assert running_of(64.0, 40.0, None, 5.0) == 59.0
+    assert running_of(0.98, 1.0, 0.0, 0.0) == 0.98  # hardly scraped
+    assert running_of(3000.0, 1.0, 1.0, 350.0) == 1.0  # most had not been accepted
+    assert running_of(4.0, 3.8, None, None) == 3.8 and running_of(2.0, 1.0, None, None) == 1.0
+    assert running_of(16.0, 2.0, 4.0, None) == 4.0
 
 
 def test_tokens_are_counted_where_they_fall_not_where_requests_end() -> None:

@@ -142,6 +142,13 @@ def test_figures_are_those_of_the_requests_themselves(open_loop: bool, monkeypat
     firsts = sum(begin < r.first <= end for r in everything)
     prompts = sum((r.stream.prompt_tokens or 64) for r in everything if begin < r.first <= end)
     assert p["decode_wall_tok_per_s"] == pytest.approx(rate(begin, end) - firsts / (end - begin), rel=1e-9)
+    spans = sorted((max(r.first, begin), min(r.last, end)) for r in everything if r.first < end and r.last > begin)
+    moments = np.linspace(begin, end, 20001)
+    beside = sum((a <= moments) & (moments < b) for a, b in spans)
+    decoding = min(p["in_flight_mean"], beside.sum() / (beside > 0).sum())
+    assert p["decode_tok_per_s"] == pytest.approx(
+        max(decoding / p["tpot_mean_s"], p["decode_wall_tok_per_s"]), rel=2e-3
+    )
     assert p["total_tok_per_s"] == pytest.approx(rate(begin, end) + prompts / (end - begin), rel=1e-9)
     presence = sum(max(0.0, min(r.end, end) - max(r.sent, begin)) for r in everything)
     assert p["in_flight_mean"] == pytest.approx(presence / (end - begin), rel=1e-9)

@@ -47,6 +47,26 @@ def test_a_ramp_conversations_and_lengths_from_a_file(tmp_path: Path, capsys: py
     assert "turn 2: " in printed and "24 prompt tokens" in printed
 
 
+@pytest.mark.parametrize(("vocab", "highest"), [(0, 8000), (2048, 2000), (256, 256)])
+def test_token_ids_are_such_as_the_server_has(vocab: int, highest: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(Behaviour(vocab=vocab)) as server:
+        assert main(["--url", server.url, *FAST, "--prompt-tokens", "200"]) == 0
+        asked = {i for r in server.records for i in r.prompt}
+    assert highest / 2 < max(asked) < highest
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "256:8000, 100:2000, 64:256" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_server_that_has_no_such_ids_is_told_what_to_send_instead() -> None:
+    with serving(Behaviour(text_only=True)) as server:
+        with pytest.raises(ServebookError, match=r"must be a string.*--vocab LOW:HIGH.*--text"):
+            main(["--url", server.url, *FAST])
+        assert main(["--url", server.url, *FAST, "--text"]) == 0
+    with serving(Behaviour(vocab=500)) as server, pytest.raises(ServebookError, match=r"within 0 and 499.*--vocab"):
+        main(["--url", server.url, *FAST, "--vocab", "100:800"])
+
+
 def test_an_invalid_point_is_a_non_zero_exit(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Behaviour(usage=False, running_usage=False)) as server:
         assert main(["--url", server.url, *FAST]) == 1

@@ -14,6 +14,8 @@ from .load import lengths
 from .load.window import Rule
 from .points import PointSpec
 
+VOCABS = (range(256, 8000), range(100, 2000), range(64, 256))  # tried in this order where --vocab names none
+
 
 def read(argv: list[str] | None) -> argparse.Namespace:
     """The options, checked, with what follows from them: specs (a ramp's stages or points of their own), arrivals_s (of
@@ -56,6 +58,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
+    tried = ", ".join(f"{v.start}:{v.stop}" for v in VOCABS)
     p = _Parser(prog="servebook measure", description="Load any OpenAI-compatible server, measure it.")
     p.add_argument("--url", required=True, help="e.g. http://127.0.0.1:8000 (with or without /v1)")
     p.add_argument("--model", help="the server's first unless given")
@@ -81,7 +84,10 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--jitter", type=_not_negative, default=0.05, metavar="S", help="a client's pause before its next")
     p.add_argument("--timeout", type=_positive, default=600.0, metavar="S", help="a request fails after so long")
     p.add_argument("--seed", type=_whole, help="of prompts and arrivals; else a fresh one, so no prompt repeats")
-    p.add_argument("--vocab", type=_range, default=(256, 8000), metavar="LOW:HIGH", help="token ids prompts draw from")
+    p.add_argument(
+        "--vocab", dest="vocabs", type=_range, default=VOCABS, metavar="LOW:HIGH",
+        help=f"token ids prompts draw from, HIGH left out; default: {tried}, the first that the server takes",
+    )  # fmt: skip
     p.add_argument("--no-batching", action="store_true", help="the server decodes one request at a time")
     p.add_argument("--prompt-set", metavar="NAME", help="repeat this set's prompts at every point")
     p.add_argument(
@@ -168,11 +174,11 @@ def _rates(text: str) -> list[float]:
     return [_positive(part) for part in text.split(",")]
 
 
-def _range(text: str) -> tuple[int, int]:
+def _range(text: str) -> list[range]:
     low, _, high = text.partition(":")
     if not (low.isdigit() and high.isdigit() and int(low) < int(high)):
         raise argparse.ArgumentTypeError(f"{text!r} is no range such as 256:8000")
-    return int(low), int(high)
+    return [range(int(low), int(high))]
 
 
 def _arrivals(path: Path) -> list[float]:

@@ -54,7 +54,7 @@ def _measure(
     """Measure one point, or one ramp, after the other; each is printed, stored and put into `points` at once."""
     for stages in [o.specs] if o.ramp else [[spec] for spec in o.specs]:
         measured = measure_ramp_sync(
-            stages, url=o.url, model=model, vocab=range(*o.vocab), load=load, api_key=api_key,
+            stages, url=o.url, model=model, vocab=o.vocabs[0], lower_vocabs=o.vocabs[1:], load=load, api_key=api_key,
             rules=[measure_args.rule_of(o, spec) for spec in stages], batching=not o.no_batching,
             slo=Slo(ttft_s=o.slo_ttft, tpot_s=o.slo_tpot, e2e_s=o.slo_e2e), run_dir=o.out,
             prompt_set=o.prompt_set, shared_prefix_tokens=o.prefix_tokens, replay_s=o.arrivals_s,

@@ -251,10 +251,16 @@ class Client:
             pass
         raise ServebookError(f"cannot ask the server for its model ({reason})", where, fix)
 
-    async def accepted(self, options: list[dict[str, Any]], base: dict[str, Any]) -> dict[str, Any]:
+    async def accepted(
+        self,
+        options: list[dict[str, Any]],
+        base: dict[str, Any],
+        *,
+        fix: str = "Check the model's name and whether the server has this endpoint",
+    ) -> dict[str, Any]:
         """The richest of `options` (best first) that the server does not refuse, tried with a tiny request each.
 
-        Raises ServebookError with the server's own message when it takes none of them.
+        Raises ServebookError with the server's own message, and this fix, when it takes none of them.
         """
         reply = Reply(-1, 0, 0)
         for option in options:
@@ -264,7 +270,6 @@ class Client:
                 break  # not about a field
             if reply.status not in (400, 422):
                 return option
-        fix = "Check the model's name and whether the server has this endpoint"
         raise ServebookError(f"the server refuses the request ({reply.error})", self.endpoint, fix)
 
 

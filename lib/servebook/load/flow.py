@@ -28,7 +28,7 @@ class Flow:
         self._edges = np.unique([*self._slices, begin, end, *times])
         self._tokens = np.zeros(len(self._edges) + 1)  # between one edge and the next, which is in
         self._in_flight_s = np.zeros(4)
-        self._lags = Column()
+        self._lags, self._firsts, self._lasts = Column(), Column(), Column()
         self.completed = self.firsts = self.prompt_tokens = self._due = self._ended = 0
 
     def add(self, chunk: Chunk) -> None:
@@ -45,6 +45,9 @@ class Flow:
         left = np.where(np.isnan(r["end"]), end, r["end"])
         for k, (a, b) in enumerate(pairwise(self._quarters)):
             self._in_flight_s[k] += np.nansum((np.minimum(left, b) - np.maximum(r["sent"], a)).clip(0))
+        decodes = (np.minimum(r["last"], end) > np.maximum(r["first"], begin)).nonzero()
+        self._firsts.add(np.maximum(r["first"], begin)[decodes])
+        self._lasts.add(np.minimum(r["last"], end)[decodes])
         self._lags.add(r["sent"] - r["scheduled"])
         self._due += int(((r["scheduled"] > begin) & (r["scheduled"] <= end)).sum())
         self._ended += int((r["ok"] & (r["end"] > begin) & (r["end"] <= end)).sum())
@@ -63,6 +66,17 @@ class Flow:
     def in_flight_mean(self) -> float:
         """Time average of requests sent and not ended."""
         return float(self._in_flight_s.sum() / (self.end - self.begin))
+
+    @property
+    def decoding_mean(self) -> float:
+        """Requests between their first and last token, averaged over the time that there is one; 0 without any."""
+        order = np.argsort(self._firsts.values, kind="stable")
+        first, last = self._firsts.values[order], self._lasts.values[order]
+        if not len(first):
+            return 0.0
+        latest = np.maximum.accumulate(last)
+        covered = np.concatenate([first[:1], latest[:-1]])  # what lies before is counted already
+        return float((last - first).sum() / (last - np.maximum(first, covered)).clip(0).sum())
 
     def arrivals(self, e2e_s: float) -> dict[str, Any]:
         """Open loop: how late requests were sent, and whether the server kept up."""

@@ -35,6 +35,11 @@ _OPTIONS: list[dict[str, Any]] = [
     {"stream_options": {"include_usage": True}},
 ]
 
+_REFUSED_IDS = (
+    "Check the model's name and the endpoint; servebook measure sends other token ids with --vocab LOW:HIGH, and words "
+    "to a server that takes only text with --text"
+)
+
 
 def rule_of(spec: PointSpec, load: Load, deadline_s: float | None = None) -> Rule:
     """When the point is warm and when it ends. At a large C the counts grow with it: whole rounds are measured."""
@@ -63,6 +68,7 @@ async def measure_ramp(
     url: str,
     model: str,
     vocab: range | Sequence[int],
+    lower_vocabs: Sequence[range] = (),
     load: Load,
     slo: Slo,
     run_dir: Path | None,
@@ -86,8 +92,8 @@ async def measure_ramp(
     Every stage has a warm-up and a window of its own; clients of a closed loop are added, never taken away, and an
     open loop's rate changes at once. What a stage has in flight at its end is a warm-up request of the next.
 
-    vocab: token ids that prompts may use. batching: whether the engine decodes requests together. run_dir: where rows,
-    series and points go (None: nowhere). floors: see audit. deadline_s: seconds that a stage may take at most, beside
+    vocab: token ids that prompts may use; lower_vocabs: what to use where the server has no such ids. batching: whether
+    the engine decodes requests together. run_dir: where rows, series and points go (None: nowhere). floors: see audit. deadline_s: seconds that a stage may take at most, beside
     load.max_seconds. rules: when each stage is warm and done, if not as rule_of says. prompt_set: points that name the
     same set send the same prompts (else every point has its own). prompt_lengths, output_lengths: instead of the
     spec's. text: words instead of token ids, always so at a chat endpoint. turns: requests of a conversation, each with
@@ -109,7 +115,9 @@ async def measure_ramp(
         try:
             async with asyncio.timeout(rules[0].time_limit_s):
                 await client.open_connections(min(max(s.concurrency or 8 for s in specs), 1024))
-                accepted = await _dialect(client, model, None if text else vocab, chat=chat, ids=turns > 1)
+                vocab, accepted = await _dialect(
+                    client, model, [vocab, *lower_vocabs], text=text, chat=chat, ids=turns > 1
+                )
         except TimeoutError:
             raise ServebookError(f"no answer within {rules[0].time_limit_s:g} s", url, "See the server's log") from None
         payload = {"model": model, "stream": True, "temperature": load.temperature}
@@ -215,15 +223,27 @@ def _prompt_labels(spec: PointSpec, load: Load, run_dir: Path | None, prompt_set
 
 
 async def _dialect(
-    client: Client, model: str, vocab: range | Sequence[int] | None, *, chat: bool, ids: bool
-) -> dict[str, Any]:
-    """What else the server takes in a request, tried before every load: another server may have come in its place.
-    vocab: None where text is sent. ids: an answer's token ids are wanted, so that a conversation can go on from them.
+    client: Client, model: str, vocabs: Sequence[range | Sequence[int]], *, text: bool, chat: bool, ids: bool
+) -> tuple[range | Sequence[int], dict[str, Any]]:
+    """The first vocabulary that the server takes, and what else it takes in a request.
+
+    Tried before every load: another server may have come in its place. ids: an answer's token ids are wanted, so that
+    a conversation can go on from them.
     """
-    prompt: Any = "one two" if vocab is None else [int(v) for v in vocab[:4]]
-    asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
-    options = [{**_OPTIONS[0], "return_token_ids": True}, *_OPTIONS] if ids and vocab is not None else _OPTIONS
-    return await client.accepted(options, {"model": model, **asked, "max_tokens": 2, "stream": True})
+    base = {"model": model, "max_tokens": 2, "stream": True}
+    if text:
+        asked = {"messages": [{"role": "user", "content": "one two"}]} if chat else {"prompt": "one two"}
+        return vocabs[0], await client.accepted(_OPTIONS, base | asked)
+    options = [{**_OPTIONS[0], "return_token_ids": True}, *_OPTIONS] if ids else _OPTIONS
+    refused: ServebookError | None = None
+    for vocab in vocabs:
+        prompt = [int(v) for v in (*vocab[:3], vocab[-1])]  # the highest is what a smaller vocabulary lacks
+        try:
+            return vocab, await client.accepted(options, base | {"prompt": prompt}, fix=_REFUSED_IDS)
+        except ServebookError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
 
 
 def _keep(write: Callable[[Mapping[str, Any]], None], start: float, reply: Reply) -> None:

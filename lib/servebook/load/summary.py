@@ -7,9 +7,9 @@
 - output_tok_per_s: tokens whose arrival lies in the window, of every request, over its length; so no request's tokens
   from before or after count, and none of a request cut off at the end are lost. total_tok_per_s adds prompt tokens at
   their first token. decode_wall_tok_per_s leaves out each request's first token.
-- decode_tok_per_s: running / mean TPOT for a batching engine, where running = mean requests in flight less those the
-  server reports waiting (prefilling ones count, as in vLLM's num_requests_running); 1 / mean TPOT for one that does
-  not batch. It asks what decoding does while it decodes; decode_wall_tok_per_s is what came out.
+- decode_tok_per_s: running / mean TPOT for a batching engine (see running_of), no less than decode_wall_tok_per_s;
+  1 / mean TPOT for one that does not batch. It asks what decoding does while it decodes; decode_wall_tok_per_s is
+  what came out.
 - in_flight_mean: time average of requests sent and not ended. little_l = request rate * mean E2E.
 - goodput_per_s: requests that met every given SLO, per second; failures never do.
 """
@@ -50,7 +50,12 @@ def summarize(tracker: Tracker, slo: Slo, *, batching: bool, scraper: metrics.Sc
     rate, in_flight = flow.completed / seconds, flow.in_flight_mean
     output = flow.output(begin, end)
     server = account.figures(flow.output)
-    running = in_flight - (server["server_waiting_mean"] or 0.0) if batching else 1.0
+    wall = (output - flow.firsts) / seconds
+    if batching:
+        running = running_of(
+            in_flight, flow.decoding_mean, server["server_running_mean"], server["server_waiting_mean"]
+        )
+    decode = (max(running / tpot, wall) if batching else 1 / tpot) if tpot else None
     little = rate * e2e if e2e is not None else None
     rate_interval = stats.mean_interval(flow.slices)
     out |= {
@@ -59,8 +64,8 @@ def summarize(tracker: Tracker, slo: Slo, *, batching: bool, scraper: metrics.Sc
         "output_tok_per_s": output / seconds,
         "output_tok_per_s_ci_low": rate_interval.low if rate_interval else None,
         "output_tok_per_s_ci_high": rate_interval.high if rate_interval else None,
-        "decode_tok_per_s": running / tpot if tpot else None,
-        "decode_wall_tok_per_s": (output - flow.firsts) / seconds,
+        "decode_tok_per_s": decode,
+        "decode_wall_tok_per_s": wall,
         "total_tok_per_s": (output + flow.prompt_tokens) / seconds,
         "in_flight_mean": in_flight,
         "little_l": little,
@@ -73,6 +78,24 @@ def summarize(tracker: Tracker, slo: Slo, *, batching: bool, scraper: metrics.Sc
         **server,
     }
     return out | (flow.arrivals(e2e or 0.0) if tracker.open_loop else {})
+
+
+def running_of(in_flight: float, decoding: float, server_running: float | None, server_waiting: float | None) -> float:
+    """Mean requests that a batching engine works on at once.
+
+    in_flight: of the client. decoding: Flow.decoding_mean. server_running, server_waiting: the server's gauges.
+
+    Where the server says how many wait: in flight less those (prefilling ones count, as in vLLM's
+    num_requests_running). Many more than that may be in flight that it has not accepted, and of a server that says
+    nothing nobody knows how many wait: then no more than it says it runs, or than the client sees decode side by side.
+    So a server that takes one request after the other runs one, whatever waits before it.
+    """
+    seen = min(in_flight, max(decoding, server_running or 0.0))
+    if server_waiting is None:
+        return seen
+    running = in_flight - server_waiting
+    unaccounted = server_running is not None and running > 2 * max(seen, 1.0)
+    return seen if unaccounted else running
 
 
 class _Outcomes:
