@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +122,7 @@ class Book(StoredRun):
         from . import preflight
 
         checks = preflight.run(self.params, self.base, self.dir)
-        files.write_json(self.dir / self.PREFLIGHT, [files.plain(c) for c in checks])
+        files.write_json(self.dir / self.PREFLIGHT, [asdict(c) for c in checks])
         return checks
 
     # --- predictions --------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -50,11 +49,6 @@ def read_json(path: Path) -> Any:
         raise ServebookError(
             f"cannot be read ({error})", str(path), "Remove the file; what depends on it is made again"
         ) from error
-
-
-def plain(value: Any) -> Any:
-    """A dataclass as the dict that rebuilds it."""
-    return dataclasses.asdict(value)
 
 
 def differences(before: Any, after: Any, key: str = "") -> list[str]:

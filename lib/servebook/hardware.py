@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -138,8 +139,8 @@ def _key(name: str) -> str:
 
 
 @contextlib.contextmanager
-def _nvml():
-    """pynvml, initialized; None without a driver or without the library."""
+def nvml() -> Iterator[Any]:
+    """pynvml, initialized for the block; None without a driver or without the library."""
     try:
         import pynvml
 
@@ -182,27 +183,27 @@ def match(driver_name: str, total_bytes: int) -> Gpu:
 
 def detect() -> Gpu:
     """The first visible NVIDIA GPU, by its name in the catalog; without one, the CPU (see cpu())."""
-    with _nvml() as nvml:
-        if nvml is not None and nvml.nvmlDeviceGetCount() and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1"):
-            handle = _first_handle(nvml)
-            with contextlib.suppress(nvml.NVMLError):  # not every card knows MIG
-                if nvml.nvmlDeviceGetMigMode(handle)[0]:
+    with nvml() as n:
+        if n is not None and n.nvmlDeviceGetCount() and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1"):
+            handle = _first_handle(n)
+            with contextlib.suppress(n.NVMLError):  # not every card knows MIG
+                if n.nvmlDeviceGetMigMode(handle)[0]:
                     raise ServebookError("the GPU is split into MIG slices", "hardware.gpu: detect", GIVE_FIGURES)
-            return match(nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetMemoryInfo(handle).total)
+            return match(n.nvmlDeviceGetName(handle), n.nvmlDeviceGetMemoryInfo(handle).total)
     return cpu()
 
 
 def snapshot() -> dict[str, Any]:
     """Driver, clocks, power, memory, ECC and processes of the first GPU; "not available" where NVML does not say."""
-    with _nvml() as nvml:
-        if nvml is None or not nvml.nvmlDeviceGetCount():
+    with nvml() as n:
+        if n is None or not n.nvmlDeviceGetCount():
             return {"gpu": NOT_AVAILABLE, "cpu": processor().name, "cpus": usable_cpus(), "load_1m": os.getloadavg()[0]}
-        handle = _first_handle(nvml)
+        handle = _first_handle(n)
 
         def ask(function: str, *args: Any) -> Any:
             try:
-                return getattr(nvml, function)(*args)
-            except nvml.NVMLError:
+                return getattr(n, function)(*args)
+            except n.NVMLError:
                 return NOT_AVAILABLE
 
         def scaled(value: Any, by: float) -> Any:
@@ -213,15 +214,15 @@ def snapshot() -> dict[str, Any]:
         ecc = ask("nvmlDeviceGetEccMode", handle)
         return {
             "gpu": ask("nvmlDeviceGetName", handle),
-            "gpus": nvml.nvmlDeviceGetCount(),
+            "gpus": n.nvmlDeviceGetCount(),
             "driver": ask("nvmlSystemGetDriverVersion"),
             "cuda_driver": scaled(ask("nvmlSystemGetCudaDriverVersion"), 1000),
-            "sm_clock_mhz": ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
-            "sm_clock_max_mhz": ask("nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
-            "memory_clock_mhz": ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
+            "sm_clock_mhz": ask("nvmlDeviceGetClockInfo", handle, n.NVML_CLOCK_SM),
+            "sm_clock_max_mhz": ask("nvmlDeviceGetMaxClockInfo", handle, n.NVML_CLOCK_SM),
+            "memory_clock_mhz": ask("nvmlDeviceGetClockInfo", handle, n.NVML_CLOCK_MEM),
             "power_w": scaled(ask("nvmlDeviceGetPowerUsage", handle), 1000),
             "power_limit_w": scaled(ask("nvmlDeviceGetEnforcedPowerLimit", handle), 1000),
-            "temperature_c": ask("nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
+            "temperature_c": ask("nvmlDeviceGetTemperature", handle, n.NVML_TEMPERATURE_GPU),
             "throttle_reasons": ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle),
             "memory_total_bytes": getattr(memory, "total", NOT_AVAILABLE),
             "memory_used_bytes": getattr(memory, "used", NOT_AVAILABLE),

@@ -50,12 +50,8 @@ TEXT_KEYS = frozenset(
         "phase", "ok", "error", "gaps_ms",
     )
 )  # fmt: skip
-
-
 PLACE = ("sweep", "engine", "point")  # what names a point in a run
 ROWS_FILE, SERIES_FILE = "rows.parquet", "series.parquet"
-
-
 DERIVED = ("ttft_s", "tpot_s", "e2e_s")  # of a row: follow from its time stamps and tokens
 
 

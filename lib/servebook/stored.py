@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,7 @@ class StoredRun:
                 return hardware.Gpu(**record["gpu"])
         gpu = hardware.resolve(self.params.hardware)
         if self.dir.exists():
-            record = {"asked": self.params.hardware.model_dump(mode="json"), "gpu": files.plain(gpu)}
+            record = {"asked": self.params.hardware.model_dump(mode="json"), "gpu": asdict(gpu)}
             files.write_json(stored, record)
         return gpu
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ServebookError
+from ..hardware import GIB, nvml
 from . import logs
 from .base import Engine
 from .facts import blank_facts
@@ -151,19 +152,14 @@ class Server(Engine):
 
 def gpu_gib_in_use() -> float | None:
     """Memory in use on all NVIDIA GPUs in GiB, None where there is none to ask."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # no library or no driver
-        return None
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return sum(pynvml.nvmlDeviceGetMemoryInfo(h).used for h in handles) / 2**30 if handles else None
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
+    with nvml() as n:
+        if n is None:
+            return None
+        try:
+            handles = [n.nvmlDeviceGetHandleByIndex(i) for i in range(n.nvmlDeviceGetCount())]
+            return sum(n.nvmlDeviceGetMemoryInfo(h).used for h in handles) / GIB if handles else None
+        except n.NVMLError:
+            return None
 
 
 def launch(name: str, make: Launch, run_dir: Path) -> Server:

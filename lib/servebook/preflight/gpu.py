@@ -23,7 +23,7 @@ def as_asked(m: Machine) -> Finding:
     if m.gpu is None:
         return "warn", f"the parameters are for {asked}, here is no GPU", "Run it there, or set hardware.gpu: detect"
     fix = "Set hardware.gpu to this card, or take the other machine"
-    needed = max(hardware_needed(e) for e in m.params.engines.values())
+    needed = max(gpus_needed(e) for e in m.params.engines.values())
     if m.gpu["gpus"] < needed:
         return "fail", f"{needed} GPUs are needed, {m.gpu['gpus']} here", "Lower the engine's parallel sizes"
     try:
@@ -35,7 +35,7 @@ def as_asked(m: Machine) -> Finding:
     return "ok", here
 
 
-def hardware_needed(engine: object) -> int:
+def gpus_needed(engine: object) -> int:
     """GPUs that one engine asks for."""
     sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
     product = 1

@@ -1,4 +1,4 @@
-"""What the checks look at and what they say."""
+"""What the checks look at (Machine) and what they say (Check)."""
 
 from __future__ import annotations
 
