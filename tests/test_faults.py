@@ -406,7 +406,7 @@ def test_a_read_only_folder_is_one_line(tmp_path: Path, book_of: Callable[..., B
 def test_a_kernel_that_does_not_exist_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execute_notebook, "KERNEL", "nosuch")
     with pytest.raises(ServebookError, match=r"01_prediction.ipynb: there is no Jupyter kernel 'nosuch'. Install"):
-        pipeline.execute(pipeline.NOTEBOOKS / "01_prediction.ipynb", tmp_path / "x.ipynb", {"PARAMS": "p"})
+        execute_notebook.execute(pipeline.NOTEBOOKS / "01_prediction.ipynb", tmp_path / "x.ipynb", {"PARAMS": "p"})
 
 
 def test_a_stepped_clock_changes_no_latency(

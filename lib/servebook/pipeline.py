@@ -275,4 +275,4 @@ class Progress:
         print(f"{lead}{text}", file=sys.stderr, flush=True)
 
 
-__all__ = ["Outcome", "Step", "chapters", "execute", "notebook_of", "report", "run", "steps"]
+__all__ = ["Outcome", "Step", "chapters", "notebook_of", "report", "run", "steps"]
