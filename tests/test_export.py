@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from urllib.parse import unquote
@@ -12,7 +13,7 @@ import pytest
 import report_data
 import yaml
 from PIL import Image
-from servebook import cli
+from servebook import cli, retell
 from servebook.errors import ServebookError
 from servebook.report.card import write_card
 from servebook.report.compare import compare, ratio_frame
@@ -77,6 +78,35 @@ def test_runs_side_by_side(run: tuple[Path, Path], tmp_path: Path) -> None:
         compare([other], tmp_path / "x.html")
     with pytest.raises(ServebookError, match="no measured point"):
         compare([other, tmp_path], tmp_path / "x.html")
+
+
+def test_runs_that_share_no_point_are_told_what_each_has(run: tuple[Path, Path], tmp_path: Path) -> None:
+    renamed = [r | {"engine": "sglang"} for r in ROWS if r["sweep"] == "c512" and r["engine"] == "vllm"]
+    other = report_data.run_folder(tmp_path / "other", renamed)
+    with pytest.raises(ServebookError) as fault:
+        compare([run[0], other], tmp_path / "x.html")
+    told = str(fault.value)
+    assert "other has sglang: concurrency-512-128 (c0001, c0004)" in told and "name their engines alike" in told
+    assert "vllm: " in told and not (tmp_path / "x.html").exists()
+
+
+def test_a_run_without_executed_notebooks_is_told_again_for_its_post(
+    run: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = report_data.run_folder(tmp_path / "bare", ROWS)
+    ran: list[str] = []
+
+    def execute(source: Path, target: Path, parameters: dict[str, str]) -> None:
+        ran.append(target.name)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(run[1], target)
+
+    monkeypatch.setattr(retell, "execute", execute)
+    assert cli.main(["post", str(folder)]) == 0
+    told = capsys.readouterr()
+    assert told.out == f"{folder / 'post/index.md'}\n" and ran[-1] == "08_post.ipynb"
+    assert told.err.splitlines()[0] == f"[1/{len(ran)}] 00_preflight" and len(told.err.splitlines()) == len(ran)
+    assert cli.main(["post", str(folder)]) == 0 and not capsys.readouterr().err
 
 
 def test_ratio_interval_adds_in_quadrature() -> None:

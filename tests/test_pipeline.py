@@ -1,6 +1,7 @@
 """Notebooks fail loudly: one deliberately broken notebook per way to fail, executed by the real papermill."""
 
 import asyncio
+import contextlib
 import gc
 import json
 import logging
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from servebook import lock_and_signals, params, pipeline
+from servebook import cli, lock_and_signals, params, pipeline
+from servebook.book import Book
 from servebook.errors import ServebookError
+from servebook.execute_notebook import execute
 
 ROOT = Path(__file__).parents[1]
 
@@ -42,7 +45,7 @@ def test_a_broken_notebook_is_one_line_and_no_finished_copy(tmp_path, cells, par
     target = tmp_path / "out" / "broken.ipynb"
     for _ in range(2):  # the second time too: a failed copy must not pass for a finished one
         with pytest.raises(ServebookError, match=expect) as fault:
-            pipeline.execute(notebook(tmp_path, *cells), target, parameters)
+            execute(notebook(tmp_path, *cells), target, parameters)
         assert "\n" not in str(fault.value)
         assert not target.exists()
     if not parameters:
@@ -52,12 +55,12 @@ def test_a_broken_notebook_is_one_line_and_no_finished_copy(tmp_path, cells, par
 def test_a_servebook_error_in_a_cell_reaches_the_terminal_as_itself(tmp_path):
     cell = "from servebook.errors import ServebookError; raise ServebookError('the disk is full', '/x', 'Free some')"
     with pytest.raises(ServebookError, match=r"broken\.ipynb, cell 2: /x: the disk is full\. Free some\."):
-        pipeline.execute(notebook(tmp_path, cell), tmp_path / "broken.ipynb", {})
+        execute(notebook(tmp_path, cell), tmp_path / "broken.ipynb", {})
 
 
 def test_a_finished_notebook_runs_in_its_own_folder_with_its_parameters(tmp_path):
     source = notebook(tmp_path, "import os; print(PARAMS, os.path.basename(os.getcwd()))")
-    pipeline.execute(source, tmp_path / "out" / "done.ipynb", {"PARAMS": "given"})
+    execute(source, tmp_path / "out" / "done.ipynb", {"PARAMS": "given"})
     outputs = [
         o["text"] for c in json.loads((tmp_path / "out/done.ipynb").read_text())["cells"] for o in c.get("outputs", [])
     ]
@@ -155,6 +158,34 @@ def test_two_runs_into_one_folder_the_second_is_refused(tmp_path):
         single_run(tmp_path),
     ):
         pass
+
+
+def test_serve_says_how_to_measure_and_ctrl_c_is_its_end(tmp_path, monkeypatch, capsys):
+    class Served:
+        url, model = "http://127.0.0.1:8123", "tiny qwen"
+
+        def alive(self):
+            return True
+
+        def wait(self, _):
+            raise KeyboardInterrupt
+
+    monkeypatch.setenv("SERVEBOOK_OUTPUTS", str(tmp_path))
+    monkeypatch.setattr(Book, "engine", lambda *_: contextlib.nullcontext(Served()))
+    assert cli.main(["serve", "params/demo.yaml", "--engine", "hf"]) == 0
+    told = capsys.readouterr()
+    assert "servebook measure --url http://127.0.0.1:8123 --model 'tiny qwen'\n" in told.out
+    assert told.out.endswith("\nhf ended\n") and told.err == ""
+
+
+@pytest.mark.parametrize(("command", "kept"), [("_run", True), ("_capacity", False), ("_predict", False)])
+def test_an_interrupted_command_says_that_figures_are_kept_where_it_measured(command, kept, monkeypatch, capsys):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, command, interrupted)
+    assert cli.main([command[1:], "params/demo.yaml"]) == 130
+    assert ("what was measured is kept" in capsys.readouterr().err) is kept
 
 
 def test_an_unwritable_outputs_folder_is_one_line(tmp_path):

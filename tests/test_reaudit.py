@@ -6,7 +6,9 @@ import json
 import shutil
 from pathlib import Path
 
-from servebook import results
+import pytest
+from servebook import cli, results
+from servebook.lock_and_signals import single_run
 from servebook.reaudit import reaudit
 
 REFERENCE = Path(__file__).parents[1] / "outputs/reference/h200-qwen2.5-7b-fp8"
@@ -19,8 +21,31 @@ def test_intervals_and_verdicts_follow_from_the_rows(tmp_path: Path) -> None:
     # as if audited by an older rule: one round and a half had made a narrow interval
     old = kept | {"ttft_ci_low_s": kept["ttft_mean_s"] * 0.999, "ttft_ci_high_s": kept["ttft_mean_s"] * 1.001}
     path.write_text(json.dumps(old | {"verdict": "valid", "reasons": [], "converged": True}))
-    (line,) = reaudit(run)
+    judged, (line,) = reaudit(run)
+    assert judged == len(results.read_points(run))
     assert line.startswith("long_prompts vllm c0064: valid → suspect (few rounds: 1.4 of the 64 clients")
     assert results.read_points(run) == results.read_points(REFERENCE)
     assert kept["ttft_ci_low_s"] is None and kept["ttft_mean_s"] > 4
-    assert reaudit(run) == []
+    assert reaudit(run) == (judged, [])
+
+
+def test_the_command_says_what_it_did_and_keeps_out_of_a_run_that_is_being_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(REFERENCE, tmp_path / "run")
+    path = results.point_path(run, "long_prompts", "vllm", "c0064")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"verdict": "invalid"}))
+    assert cli.main(["audit", str(run)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "18 points, 1 verdict changed"
+    assert cli.main(["audit", str(run)]) == 0
+    assert capsys.readouterr().out == "18 points, no verdict changed\n"
+    with single_run(run):
+        before = {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.is_file() and p.name != ".lock"}
+        for command in (["audit"], ["report"], ["report", "--again"], ["post"]):
+            assert cli.main([*command, str(run)]) == 1
+        assert cli.main(["pack", str(run), str(tmp_path / "kept")]) == 1
+        told = capsys.readouterr().err.splitlines()
+        assert len(told) == 5 and all("another run is writing here" in line for line in told)
+        assert {
+            p: p.stat().st_mtime_ns for p in run.rglob("*") if p.is_file() and p.name != ".lock"
+        } == before and not (tmp_path / "kept").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ def _guarded(call: Any, options: argparse.Namespace) -> int:
         print(f"servebook: {error}", file=sys.stderr)
         return EXIT_FAULT
     except KeyboardInterrupt:
-        print("\nservebook: interrupted; what was measured is kept, run again to go on", file=sys.stderr)
+        kept = "; what was measured is kept, run again to go on" if getattr(options, "call", None) is _run else ""
+        print(f"\nservebook: interrupted{kept}", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         sys.stderr.close()
@@ -196,11 +198,22 @@ def _serve(options: argparse.Namespace) -> int:
 
     book = Book.open(options.params, create=True)
     book.engine_names(options.engine)
-    with book.engine(options.engine) as engine:
-        print(f"{options.engine}: {engine.url}/v1 serves {engine.model}; Ctrl-C stops it", flush=True)
-        while engine.alive():
-            engine.wait(1.0)
-        raise ServebookError(f"{options.engine} ended by itself", engine.url, engine.log_tail(5))
+    try:
+        with book.engine(options.engine) as engine:
+            print(f"{options.engine}: {engine.url}/v1 serves {engine.model}; Ctrl-C stops it")
+            print(_measuring(engine, getattr(book.params.engines[options.engine], "api_key_env", None)), flush=True)
+            while engine.alive():
+                engine.wait(1.0)
+            raise ServebookError(f"{options.engine} ended by itself", engine.url, engine.log_tail(5))
+    except KeyboardInterrupt:  # how it is meant to end
+        print(f"\n{options.engine} ended", flush=True)
+        return 0
+
+
+def _measuring(engine: Any, api_key_env: str | None) -> str:
+    """The command that measures a server, to be pasted."""
+    key = ["--api-key-env", api_key_env] if api_key_env else []
+    return shlex.join(["servebook", "measure", "--url", engine.url, "--model", engine.model, *key])
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -232,12 +245,15 @@ def _published(options: argparse.Namespace) -> int:
 
 def _post(options: argparse.Namespace) -> int:
     from .book import Book
+    from .lock_and_signals import orderly_signals, single_run
     from .report.export import export_post
+    from .retell import retell
 
     book = Book.open(options.run) if options.run.is_file() else Book.at(options.run)
     post = book.dir / "notebooks" / "08_post.ipynb"
     if not post.exists():
-        raise ServebookError("the run has no executed post", str(book.dir), "Run `servebook run --only 08_post` first")
+        with single_run(book.dir), orderly_signals():
+            retell(book.dir, on_step=_say)
     print(export_post(book.dir, post, options.out or book.dir / "post", front_matter=options.front_matter))
     return 0
 
@@ -260,21 +276,30 @@ def _pack(options: argparse.Namespace) -> int:
 def _audit(options: argparse.Namespace) -> int:
     from .reaudit import reaudit
 
-    for line in reaudit(options.run_dir):
+    points, changed = reaudit(options.run_dir)
+    for line in changed:
         print(line)
+    verdicts = f"{len(changed)} verdict{'s' * (len(changed) > 1)} changed" if changed else "no verdict changed"
+    print(f"{points} points, {verdicts}")
     return 0
 
 
 def _report(options: argparse.Namespace) -> int:
     from . import pipeline
     from .book import Book
+    from .lock_and_signals import orderly_signals, single_run
     from .retell import retell
 
     book = Book.at(options.run_dir)
-    if options.again or not (book.dir / "notebooks").exists():
-        retell(book.dir)
-    print(pipeline.report(book, str(options.run_dir / "params.yaml")))
+    with single_run(book.dir), orderly_signals():
+        if options.again or not (book.dir / "notebooks").exists():
+            retell(book.dir, on_step=_say)
+        print(pipeline.report(book, str(options.run_dir / "params.yaml")))
     return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

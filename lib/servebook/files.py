@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +16,33 @@ ROOT = Path(__file__).parents[2]  # the checkout: the package is installed edita
 
 def write_text(path: Path, text: str) -> Path:
     """Replace a file's content in one step; the old content stays if anything fails. Raises ServebookError."""
+    with writing(path) as scratch, scratch.open("w", encoding="utf-8") as f:
+        f.write(text)
+    return path
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """A file beside `path`, its folder made, to write in the block: it takes the place of `path` when the block ends.
+
+    The old content stays if anything fails. Raises ServebookError where it cannot be written.
+    """
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with scratch.open("w", encoding="utf-8") as f:
-            f.write(text)
-            f.flush()
+        yield scratch
+        with scratch.open("rb") as f:
             os.fsync(f.fileno())
         scratch.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):  # what kept it from being written may keep it from being removed
-            scratch.unlink(missing_ok=True)
         raise ServebookError(
             f"cannot write ({error.strerror or error})",
             str(path),
-            "Free space or permissions there, then run again: what is measured is kept",
+            "Free space or permissions there, or write to another folder, then run again: what is measured is kept",
         ) from error
-    return path
+    finally:
+        with contextlib.suppress(OSError):  # what kept it from being written may keep it from being removed
+            scratch.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> Path:

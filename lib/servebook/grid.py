@@ -29,20 +29,24 @@ def write_grid(base: Path, settings: Sequence[str], into: Path) -> list[Path]:
     made: dict[str, str] = {}
     for values in itertools.product(*(choices for _, choices in axes)):
         data = yaml.safe_load(text)
+        notes = _left_out(data, axes, values)
         for (key, _), value in zip(axes, values, strict=True):
             _set(data, key, value)
+        if ("title",) not in [tuple(key) for key, _ in axes]:
+            data["title"] = ": ".join([str(data["title"]), *filter(None, [", ".join(_told(axes, values))])])
         data["run"] = "-".join([str(data["run"]), *_suffix(axes, values)])
         if data["run"] in made:
             raise ServebookError(f"two combinations are both {data['run']!r}", "--set", "Give values that differ")
         _keep_path(data, base, into)
         told = ", ".join(f"{'.'.join(key)} {value}" for (key, _), value in zip(axes, values, strict=True))
-        made[data["run"]] = f"# {base.name} with {told}: made by servebook grid\n" + yaml.safe_dump(
-            data, sort_keys=False, allow_unicode=True, width=120
-        )
-        one = params.loads(made[data["run"]], f"{base} with {told}")
-        if one.hardware.gpu != "detect":
-            hardware.resolve(one.hardware)  # a name that no catalog entry has
-    into.mkdir(parents=True, exist_ok=True)
+        body = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
+        made[data["run"]] = f"# {base.name} with {told}: made by servebook grid\n{notes}{body}"
+        try:
+            one = params.loads(body)
+            if one.hardware.gpu != "detect":
+                hardware.resolve(one.hardware)  # a name that no catalog entry has
+        except ServebookError as error:  # a line of a file that is not written would help nobody
+            raise ServebookError(error.what, f"{base} with {told}", error.fix) from None
     for run, content in made.items():
         files.write_text(into / f"{run}.yaml", content)
     return [into / f"{run}.yaml" for run in made]
@@ -70,6 +74,8 @@ def _set(data: dict[str, Any], key: list[str], value: Any) -> None:
         here = here[part]
     if not isinstance(here, dict):
         raise ServebookError(f"{'.'.join(key)} leads nowhere", "--set", f"{key[-2]} holds no keys")
+    if key in (["hardware", "gpu"], ["hardware", "figures"]):
+        here.pop("figures" if key[-1] == "gpu" else "gpu", None)
     if key == ["model", "config"] or key == ["model", "hub"]:  # one source of the model takes the other's place
         for other in ("hub", "path", "config"):
             here.pop(other, None)
@@ -83,10 +89,28 @@ def _keep_path(data: dict[str, Any], base: Path, into: Path) -> None:
         data["model"]["path"] = os.path.relpath(base.parent / path, into)
 
 
+def _left_out(data: dict[str, Any], axes: list[tuple[list[str], list[Any]]], values: Sequence[Any]) -> str:
+    """Take the base's price away from another GPU than the base's, unless a setting gives one; the comment on it."""
+    given = {".".join(key): value for (key, _), value in zip(axes, values, strict=True)}
+    gpu, old = given.get("hardware.gpu"), data.get("hardware")
+    if not isinstance(old, dict) or gpu in (None, old.get("gpu")) or "hardware.price_per_hour" in given:
+        return ""
+    return f"# price_per_hour of {gpu} left out: set it\n" if old.pop("price_per_hour", 0) else ""
+
+
 def _suffix(axes: list[tuple[list[str], list[Any]]], values: Sequence[Any]) -> list[str]:
+    return [_word(value) for _, value in _telling(axes, values)]
+
+
+def _told(axes: list[tuple[list[str], list[Any]]], values: Sequence[Any]) -> list[str]:
+    return [f"{'.'.join(key)} {value}" for key, value in _telling(axes, values)]
+
+
+def _telling(axes: list[tuple[list[str], list[Any]]], values: Sequence[Any]) -> list[tuple[list[str], Any]]:
+    """The settings that tell a combination from the others; all of them where none names the run."""
     named = any(key == ["run"] for key, _ in axes)
-    told = [v for (key, of), v in zip(axes, values, strict=True) if key != ["run"] and (len(of) > 1 or not named)]
-    return [_word(v) for v in told]
+    pairs = zip(axes, values, strict=True)
+    return [(key, value) for (key, of), value in pairs if key != ["run"] and (len(of) > 1 or not named)]
 
 
 def _word(value: Any) -> str:

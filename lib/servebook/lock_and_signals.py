@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .errors import ServebookError
 
@@ -26,13 +26,30 @@ def single_run(run_dir: Path) -> Iterator[None]:
             "Change its permissions, or set SERVEBOOK_OUTPUTS to another folder",
         ) from None  # fmt: skip
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ServebookError(
-                "another run is writing here", str(run_dir), "Wait for it, or give this run another name"
-            ) from None
+        _hold(lock, fcntl.LOCK_EX, run_dir)
         yield
+
+
+@contextlib.contextmanager
+def not_running(run_dir: Path) -> Iterator[None]:
+    """Read the run's folder while no run writes there. Raises ServebookError where one does. Writes nothing."""
+    try:
+        lock = (run_dir / ".lock").open()
+    except OSError:  # no run has written here since it was stored
+        yield
+        return
+    with lock:
+        _hold(lock, fcntl.LOCK_SH, run_dir)
+        yield
+
+
+def _hold(lock: IO[str], how: int, run_dir: Path) -> None:
+    try:
+        fcntl.flock(lock, how | fcntl.LOCK_NB)
+    except OSError:
+        raise ServebookError(
+            "another run is writing here", str(run_dir), "Wait for it, or give this run another name"
+        ) from None
 
 
 @contextlib.contextmanager

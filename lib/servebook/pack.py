@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import files, results
 from .errors import ServebookError
+from .lock_and_signals import not_running
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +29,10 @@ LEFT_OUT = ["gaps_ms", *results.DERIVED]
 
 
 def pack(run_dir: Path, into: Path) -> Path:
-    """Write the compact copy of a stored run into a new or empty folder. Raises ServebookError."""
+    """Write the compact copy of a stored run into a new or empty folder.
+
+    Raises ServebookError, also where the run is being written.
+    """
     run_dir, into = Path(run_dir), Path(into)
     if not (run_dir / "params.yaml").exists():
         raise ServebookError("no run is stored here", str(run_dir), "Give a folder under outputs/")
@@ -37,16 +41,18 @@ def pack(run_dir: Path, into: Path) -> Path:
     points = results.read_points(run_dir)
     if not points:
         raise ServebookError("nothing is measured yet", str(run_dir), "Run `servebook run` first")
-    into.mkdir(parents=True, exist_ok=True)
+    with not_running(run_dir):
+        return _pack(run_dir, into, points)
+
+
+def _pack(run_dir: Path, into: Path, points: list[dict[str, Any]]) -> Path:
     for name in KEPT:
         if (run_dir / name).exists():
             _copy(run_dir / name, into / name)
     for folder in FOLDERS:
         for path in sorted((run_dir / folder).rglob("*.json")):
             if not path.name.startswith("."):
-                target = into / path.relative_to(run_dir)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                _copy(path, target)
+                _copy(path, into / path.relative_to(run_dir))
     rows, series = [], []
     for p in points:
         at = {k: p[k] for k in results.PLACE}
@@ -61,9 +67,10 @@ def pack(run_dir: Path, into: Path) -> Path:
 def _copy(path: Path, target: Path) -> None:
     """A file as it is, JSON without the blanks that indent it."""
     if path.suffix == ".json":
-        target.write_text(json.dumps(files.read_json(path), ensure_ascii=False, separators=(",", ":")) + "\n")
-    else:
-        shutil.copyfile(path, target)
+        files.write_text(target, json.dumps(files.read_json(path), ensure_ascii=False, separators=(",", ":")) + "\n")
+        return
+    with files.writing(target) as scratch:
+        shutil.copyfile(path, scratch)
 
 
 def _write(frames: list[pd.DataFrame], path: Path) -> None:
@@ -73,9 +80,9 @@ def _write(frames: list[pd.DataFrame], path: Path) -> None:
     if not frames:
         return
     table = pd.concat(frames, ignore_index=True).drop(columns=LEFT_OUT, errors="ignore")
-    table.astype({c: kind for c in table if (kind := _narrow(table[c]))}).to_parquet(
-        path, compression="zstd", compression_level=19, index=False
-    )
+    table = table.astype({c: kind for c in table if (kind := _narrow(table[c]))})
+    with files.writing(path) as scratch:
+        table.to_parquet(scratch, compression="zstd", compression_level=19, index=False)
 
 
 def _narrow(column: pd.Series[Any]) -> str | None:

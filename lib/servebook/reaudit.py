@@ -10,13 +10,23 @@ from pathlib import Path
 from . import results
 from .audit import judge
 from .book import Book
+from .lock_and_signals import single_run
 
 
-def reaudit(run_dir: Path) -> list[str]:
-    """Write intervals, drift and verdict of every point of the run anew; a line for each verdict that changed."""
+def reaudit(run_dir: Path) -> tuple[int, list[str]]:
+    """Write intervals, drift and verdict of every point of the run anew: how many, and a line for each that changed.
+
+    Raises ServebookError where no run is stored, or another process writes to it.
+    """
+    book = Book.at(Path(run_dir))
+    with single_run(book.dir):
+        return _reaudit(book)
+
+
+def _reaudit(book: Book) -> tuple[int, list[str]]:
     from .load.summary import latencies
 
-    book, changed = Book.at(Path(run_dir)), []
+    judged, changed = 0, []
     specs = {(s.sweep, s.engine, s.point): s for s in book.all_specs()}
     for point in book.stored_points():
         at = {k: point[k] for k in results.PLACE}
@@ -28,10 +38,11 @@ def reaudit(run_dir: Path) -> list[str]:
         per_round = (spec.concurrency or 1) if spec.rate_per_s is None else 1
         figures = latencies(ttft_s, tpot_s, e2e_s, per_round)
         again = point | {k: v for k, v in figures.items() if k == "converged" or "_ci_" in k or k.endswith("_drift")}
+        judged += 1
         again["verdict"], again["reasons"] = judge(again, spec, book.floors(spec))
         results.write_point(book.dir, again)
         if again["verdict"] != point["verdict"]:
             why = "; ".join(again["reasons"]) or "nothing against it"
             changed.append(f"{' '.join(at.values())}: {point['verdict']} → {again['verdict']} ({why})")
     results.write_points_csv(book.dir)
-    return changed
+    return judged, changed

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import files
 from .book import STORED, Book
 from .errors import ServebookError
+from .execute_notebook import execute
 
 if TYPE_CHECKING:
     from .preflight import Check
@@ -36,8 +38,11 @@ class ToldAgain(Book):
         """Nothing: what was measured was measured."""
 
 
-def retell(run_dir: Path) -> None:
-    """Execute the notebooks of a stored run into its folder. Raises ServebookError where one fails."""
+def retell(run_dir: Path, on_step: Callable[[str], None] = lambda _: None) -> None:
+    """Execute the notebooks of a stored run into its folder; on_step is told which begins.
+
+    Raises ServebookError where one fails.
+    """
     from . import pipeline
 
     run_dir = Path(run_dir).resolve()
@@ -47,9 +52,11 @@ def retell(run_dir: Path) -> None:
     before = os.environ.get(STORED)
     os.environ[STORED] = str(run_dir)  # inherited by the kernels: see Book.open
     try:
-        for step in pipeline.steps(book.params, str(run_dir / "params.yaml")):
-            if step.engine is None or book.facts(step.engine):
-                source = pipeline.NOTEBOOKS / f"{step.notebook}.ipynb"
-                pipeline.execute(source, run_dir / "notebooks" / step.copy_name, step.parameters)
+        every = pipeline.steps(book.params, str(run_dir / "params.yaml"))
+        steps = [s for s in every if s.engine is None or book.facts(s.engine)]
+        for k, step in enumerate(steps, 1):
+            on_step(f"[{k}/{len(steps)}] {step.copy_name.removesuffix('.ipynb')}")
+            source = pipeline.NOTEBOOKS / f"{step.notebook}.ipynb"
+            execute(source, run_dir / "notebooks" / step.copy_name, step.parameters)
     finally:
         os.environ.pop(STORED) if before is None else os.environ.update({STORED: before})

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from .. import files
 from .style import COLOURS, LIGHT, lab_palette, text_of, theme
 from .words import unbroken
 
@@ -232,12 +233,8 @@ def save(figure: Figure, folder: Path | str, suffix: str = ".svg") -> Path:
     """Write the figure as `<folder>/<id>.svg` (or `.png`, 2× pixels) and return its path."""
     text = text_of(figure)
     path = Path(folder) / f"{text.id}{suffix}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
     if suffix == ".svg":
-        part.write_text(standalone_svg(figure), encoding="utf-8")
-    else:
-        with theme():
-            figure.savefig(part, format=suffix.lstrip("."), dpi=192)
-    part.replace(path)
+        return files.write_text(path, standalone_svg(figure))
+    with files.writing(path) as scratch, theme():
+        figure.savefig(scratch, format=suffix.lstrip("."), dpi=192)
     return path

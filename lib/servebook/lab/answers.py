@@ -159,7 +159,8 @@ class SideBySide(Answer):
         first = next(iter(self.forecasts.values()))
         head = ["", "TTFT", "TPOT", "Output tok/s", "Goodput/s", "KV in use", "Cost per 1M"]
         rows = [[name, *self._row(f, first)] for name, f in self.forecasts.items()]
-        return look.table(f"What would change it: {first.setting.load_text} (one simulation each)", head, rows)
+        how = "one short simulation each, to be set against each other; a prediction takes more, and differs a little"
+        return look.table(f"What would change it: {first.setting.load_text} ({how})", head, rows)
 
     def text(self) -> str:
         return "\n".join(f"{name}: {f.text()}" for name, f in self.forecasts.items())

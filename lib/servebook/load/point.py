@@ -93,11 +93,12 @@ async def measure_ramp(
     open loop's rate changes at once. What a stage has in flight at its end is a warm-up request of the next.
 
     vocab: token ids that prompts may use; lower_vocabs: what to use where the server has no such ids. batching: whether
-    the engine decodes requests together. run_dir: where rows, series and points go (None: nowhere). floors: see audit. deadline_s: seconds that a stage may take at most, beside
-    load.max_seconds. rules: when each stage is warm and done, if not as rule_of says. prompt_set: points that name the
-    same set send the same prompts (else every point has its own). prompt_lengths, output_lengths: instead of the
-    spec's. text: words instead of token ids, always so at a chat endpoint. turns: requests of a conversation, each with
-    all that was said before in its prompt (closed loop only). on_progress gets a short text about twice a second.
+    the engine decodes requests together. run_dir: where rows, series and points go (None: nowhere). floors: see audit.
+    deadline_s: seconds that a stage may take at most, beside load.max_seconds. rules: when each stage is warm and done,
+    if not as rule_of says. prompt_set: points that name the same set send the same prompts (else every point has its
+    own). prompt_lengths, output_lengths: instead of the spec's. text: words instead of token ids, always so at a chat
+    endpoint. turns: requests of a conversation, each with all that was said before in its prompt (closed loop only).
+    on_progress gets a short text about twice a second.
     Raises ServebookError when nothing answers, the server refuses the requests, or results cannot be written.
     """
     allow_many_sockets(max(s.concurrency or 1 for s in specs))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
 from pathlib import Path
 from typing import Any
 
-from .. import results, score
+from .. import files, results, score
 from ..charts import lines, words
 from ..charts.style import LIGHT, plain_log, theme, y_axis
 from . import folder
@@ -19,10 +18,8 @@ def write_card(run_dir: Path | str) -> Path:
     run_dir = Path(run_dir)
     figure = card(results.read_points(run_dir), folder.predictions(run_dir), folder.params(run_dir))
     path = run_dir / "card.png"
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with theme():
+    with files.writing(path) as scratch, theme():
         figure.savefig(scratch, format="png", dpi=100, metadata={"Software": None})
-    scratch.replace(path)
     return path
 
 

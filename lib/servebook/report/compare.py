@@ -153,8 +153,21 @@ def ratio_frame(frame: pd.DataFrame, base: str) -> pd.DataFrame:
             "tpot_ratio": r["tpot_mean_s"] / r["tpot_mean_s_base"],
         })  # fmt: skip
     if not rows:
-        raise ServebookError("the runs share no point", "compare", "Compare runs whose sweeps have points in common")
+        told = "; ".join(f"{run} has {_held(own)}" for run, own in frame.groupby("run", sort=False))
+        raise ServebookError(
+            f"no run shares a point with {base} ({told})", "compare",
+            "Compare runs that name their engines alike and send the same load: kind, tokens, concurrency or rate",
+        )  # fmt: skip
     return pd.DataFrame(rows)
+
+
+def _held(frame: pd.DataFrame) -> str:
+    """What points a run has, by engine: "vllm: concurrency-512-128 (c0001, c0004)"."""
+    by_engine = {
+        engine: ", ".join(f"{w} ({', '.join(p['point'])})" for w, p in own.groupby("workload"))
+        for engine, own in frame.groupby("engine")
+    }
+    return ", ".join(f"{engine}: {workloads}" for engine, workloads in by_engine.items())
 
 
 def ratio_table(ratios: pd.DataFrame, base: str) -> Html:
