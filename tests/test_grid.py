@@ -134,3 +134,24 @@ def test_the_task_asks_for_what_make_offers_and_says_so_where_skypilot_is_missin
         assert checked.returncode == 1 and "SkyPilot is not installed here" in checked.stderr
     else:
         assert checked.returncode == 0, checked.stderr
+
+
+def test_another_card_leaves_the_price_of_the_first_and_every_title_tells_its_run(tmp_path: Path) -> None:
+    base = ROOT / "params/h200-qwen2.5-7b.yaml"
+    assert params.load(base).hardware.price_per_hour > 0
+    a40, h200 = write_grid(base, ["hardware.gpu=A40,H200"], tmp_path)
+    assert params.load(a40).hardware.price_per_hour == 0
+    assert "# price_per_hour of A40 left out: set it" in a40.read_text() and "left out" not in h200.read_text()
+    assert params.load(h200).hardware == params.load(base).hardware
+    assert params.load(a40).title == f"{params.load(base).title}: hardware.gpu A40"
+    (priced,) = write_grid(base, ["hardware.gpu=A40", "hardware.price_per_hour=0.4"], tmp_path)
+    assert params.load(priced).hardware.price_per_hour == 0.4
+    (titled,) = write_grid(base, ["hardware.gpu=A40", "title=Mine"], tmp_path)
+    assert params.load(titled).title == "Mine"
+
+
+def test_a_fault_names_the_combination_and_no_line_of_a_file_that_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ServebookError) as fault:
+        write_grid(ROOT / "params/demo.yaml", ["load.seed=1", "load.max_seconds=-1"], tmp_path)
+    assert "demo.yaml with load.seed 1, load.max_seconds -1: load.max_seconds: input" in str(fault.value)
+    assert ", line" not in str(fault.value)

@@ -18,7 +18,7 @@ def test_every_asked_card_has_a_dense_rate_and_a_source():
     assert set(catalog()) >= set(asked.split())
     for gpu in catalog().values():
         assert gpu.source and gpu.url and gpu.url.startswith("https://")
-        assert gpu.memory_gib < gpu.memory_sold_gb
+        assert gpu.memory_gib < gpu.memory_sold_gb, f"{gpu.name}: memory_gib is what CUDA reports, less than is sold"
         # a datasheet's sparsity figure taken for the dense one would show as more than 4 × the 8-bit rate's half
         for eight_bit in filter(None, (gpu.fp8_tflops, gpu.int8_tflops)):
             assert 1.9 <= eight_bit / gpu.fp16_tflops <= 4.1
@@ -168,3 +168,42 @@ def test_cpu_figures_are_plausible_and_stay_the_same():
     assert gpu.is_cpu and gpu is cpu()
     assert 0.005 < gpu.flops_per_s() / 1e12 < 1000 and 0.5 < gpu.memory_bandwidth_gb_per_s < 3000
     assert "cores" in gpu.source and "GHz" in gpu.source
+
+
+ENTRY = """X1:
+  nvml: [NVIDIA X1]
+  fp16_tflops: 500
+  bf16_tflops: 500
+  fp32_tflops: 60
+  memory_bandwidth_gb_per_s: 2000
+  memory_sold_gb: 64
+  memory_gib: 63.1
+  generation: hopper
+  attention_backend: FLASH_ATTN_3
+  source: its datasheet
+  url: https://example.com/x1.pdf
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("  fp32_tflops: 60\n", "", "key X1.fp32_tflops is missing. Add it"),
+        ("fp32_tflops", "fp32_tflop", "unknown key X1.fp32_tflop (and 1 more). Did you mean fp32_tflops?"),
+        ("bf16_tflops: 500", "bf16_tflops: fast", "X1.bf16_tflops is the text 'fast', not a number"),
+        ("bf16_tflops: 500", "bf16_tflops: -500", "X1.bf16_tflops: input should be greater than 0"),
+        ("bf16_tflops: 500", "bf16_tflops: .nan", "X1.bf16_tflops: input should be a finite number"),
+        ("hopper", "hoper", "X1.generation is 'hoper': input should be 'turing'"),
+        ("FLASH_ATTN_3", "FLASH", "X1.attention_backend is 'FLASH': input should be"),
+        ("[NVIDIA X1]", "NVIDIA X1", "X1.nvml is 'NVIDIA X1', not a list. Write [NVIDIA X1]"),
+        ("memory_gib: 63.1", "memory_gib: 64", "X1: memory_gib (64) is not below memory_sold_gb (64)"),
+        ("X1:\n", f"{ENTRY}X1:\n", "key 'X1' is given twice"),
+        ("X1:\n", f"{ENTRY.replace('X1:', 'X2:', 1)}X1:\n", "X2 and X1 both have the nvml name 'NVIDIA X1'"),
+    ],
+)
+def test_a_faulty_entry_of_the_catalog_is_one_line(old: str, new: str, said: str):
+    assert hardware.read_catalog(ENTRY, "gpus.yaml")["X1"][0].pcie_gb_per_s == 32
+    with pytest.raises(ServebookError) as fault:
+        hardware.read_catalog(ENTRY.replace(old, new, 1), "gpus.yaml")
+    assert said in str(fault.value) and str(fault.value).startswith("gpus.yaml, line ")
+    assert "\n" not in str(fault.value)

@@ -83,3 +83,61 @@ def test_a_fault_is_one_line_with_key_line_and_nearest_name(old, new, line_of, e
 def test_a_missing_file_names_its_neighbour():
     with pytest.raises(ServebookError, match=r"Did you mean .*demo\.yaml"):
         params.load(ROOT / "params/demoo.yaml")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expect"),
+    [
+        ("run: demo", "run: reference", "run: 'reference' is a folder of outputs/"),
+        ("run: demo", "run: Published", "run: 'Published' is a folder of outputs/"),
+        ("run: demo", "run: ../x", "run: '../x' is no name. Use letters"),
+        ("  long_prompts:", "  ../../x:", "sweeps.../../x: '../../x' is no name"),
+        ("  long_prompts:", "  a/b:", "'a/b' is no name"),
+        ("  long_prompts:", "  ..:", "'..' is no name"),
+        ("  long_prompts:", "  calibration:", "a sweep named calibration would mix"),
+        ("  vllm:", "  ../vllm:", "engines.../vllm: '../vllm' is no name"),
+        (
+            "concurrency: [1, 2, 4, 8]",
+            "concurrency: [1, 1000000]",
+            "concurrency[1]: input should be less",
+        ),
+        ("concurrency: [1, 2, 4, 8]", "concurrency: [1, 2, 2]", "concurrency: 2 is given twice. Keep one"),
+        ("concurrency: [1, 2, 4, 8]", "concurrency: 4", "concurrency is 4, not a list. Write [4]"),
+        ("prompt_tokens: [64, 256,", "prompt_tokens: [256, 256,", "prompt_tokens: 256 is given twice"),
+        ("shares_of_capacity: [0.3, 0.6]", "rates_per_s: [0.3, 0.3]", "rates_per_s: 0.3 is given twice"),
+        ("shares_of_capacity: [0.3, 0.6]", "rates_per_s: [0.0001, 0.0002]", "rates_per_s: 0.0002 is given twice"),
+        ("shares_of_capacity: [0.3, 0.6]", "rates_per_s: [1.0e+9]", "rates_per_s[0]: input should be less than"),
+        ("warmup_requests: 4", "warmup_requests: 1000000000", "load.warmup_requests: input should be less than"),
+        (
+            "max_requests: 40",
+            "max_requests: 11",
+            "min_requests (12) is more than max_requests (11).",
+        ),
+        ("max_seconds: 8", "max_seconds: 1", "min_seconds (2) is more than max_seconds (1)"),
+        ("max_seconds: 8", "max_seconds: .inf", "load.max_seconds: input should be a finite number"),
+        ("min_seconds: 2", "min_seconds: .nan", "load.min_seconds: input should be a finite number"),
+        ("price_per_hour: 0.10", "price_per_hour: .inf", "hardware.price_per_hour: input should be a finite"),
+        ("kind: naive", "kind: naive\n    port: 65536", "engines.hf.port: input should be less than or equal to 65535"),
+    ],
+)
+def test_what_no_run_can_mean_is_refused_at_check(old: str, new: str, expect: str) -> None:
+    """Each of these hung, overwrote another run, or failed only when an engine was up."""
+    assert old in DEMO
+    with pytest.raises(ServebookError) as fault:
+        params.loads(DEMO.replace(old, new, 1), "x.yaml")
+    assert expect in str(fault.value) and "\n" not in str(fault.value)
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://h:1", "http://h:65536", "http://h:0", "http://", "/tmp/x"])
+def test_a_url_is_one_of_a_server(url: str) -> None:
+    text = DEMO.replace("    kind: naive\n", f"    kind: openai\n    url: {url}\n", 1)
+    text = "\n".join(line for line in text.splitlines() if "device:" not in line)
+    with pytest.raises(ServebookError, match=r"engines\.hf\.url: this is no server's URL\. Write http://HOST:PORT"):
+        params.loads(text)
+
+
+def test_c_1_points_of_one_name_are_refused() -> None:
+    point = "{prompt_tokens: 64, output_tokens: 8, requests: %d}"
+    text = params.dump(params.loads(DEMO)).replace("calibration:\n", f"calibration:\n- {point % 3}\n- {point % 4}\n", 1)
+    with pytest.raises(ServebookError, match="calibration: 64 in, 8 out is given twice"):
+        params.loads(text)

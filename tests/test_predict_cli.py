@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from servebook import published
+from servebook import capacity_cli, params, published
+from servebook.cli import main
 from servebook.errors import ServebookError
 
 ROOT = Path(__file__).parents[1]
@@ -81,3 +83,44 @@ def test_capacity_says_what_meets_the_service_level():
     carried = {(r["engine"], r["case"]): r["by_rate"] for r in json.loads(done.stdout)}
     assert carried["vllm", "H200"]["rate_per_s"] > 5 * carried["vllm", "as it is"]["rate_per_s"]
     assert carried["vllm", "as it is"]["rate_per_s"] > 10 * carried["hf", "as it is"]["rate_per_s"]
+
+
+HEAD = "sweep,engine,point,concurrency,prompt_tokens,output_tokens,ttft_mean_s,tpot_mean_s,decode_tok_per_s\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (HEAD, "holds no points"),
+        (
+            HEAD + "s,vllm,c1,1,512,128,0.1,0.02,30\ns,vllm,c2,2,512,128,fast,0.02,30\n",
+            r"point 2: ttft_mean_s is 'fast'",
+        ),
+        (
+            HEAD + "s,vllm,c1,1,512,128,0.1,0.02,-\n",
+            r"point 1: decode_tok_per_s is '-'. Write a positive number, or leave",
+        ),
+        (HEAD + "s,vllm,c1,1,512,128,-0.1,0.02,\n", r"ttft_mean_s is .*-0.1"),
+        (HEAD + "s,vllm,c1,1,512,128,inf,0.02,\n", r"ttft_mean_s is .*inf"),
+        (HEAD + "s,vllm,c1,,512,128,0.1,0.02,\n", r"concurrency is .*nan.*Write a positive number$"),
+        ('a\n1,2\n1,2,3\n"', "cannot read measured points"),
+        ("", "cannot read measured points"),
+    ],
+)
+def test_measured_points_that_are_none_are_one_line(tmp_path, capsys, text, said):
+    (tmp_path / "x.csv").write_text(text)
+    assert main(["predict", str(ROOT / "params/a40-qwen2.5-7b.yaml"), "--calibration", str(tmp_path / "x.csv")]) == 1
+    shown = capsys.readouterr()
+    assert re.search(said, shown.err.rstrip("\n")) and shown.err.count("\n") == 1 and not shown.out
+
+
+@pytest.mark.parametrize("gpu", ["H200=-3", "H200=nan", "H200=inf", "H200=abc", "H200=", "=3"])
+def test_a_price_is_a_number_from_zero_on(capsys, gpu):
+    assert main(["capacity", str(ROOT / "params/a40-qwen2.5-7b.yaml"), "--gpu", gpu]) == 1
+    assert capsys.readouterr().err.endswith("Write NAME=PRICE, as in H200=3.50\n")
+
+
+def test_the_table_of_capacity_names_its_loops_and_its_currency():
+    run = params.load(ROOT / "params/a40-qwen2.5-7b.yaml")
+    head = capacity_cli.text([], 512, 128, run, False).splitlines()
+    assert head[1].split() == ["closed", "loop", "open", "loop"] and head[2].endswith("USD/1M tokens")

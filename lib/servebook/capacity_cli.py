@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from . import capacity, closed_forms, hardware, params, points
@@ -25,27 +26,31 @@ def main(
     prompt, output = prompt_tokens or prompt, output_tokens or output
     gpus = []
     for other in others:
-        name, _, price = other.partition("=")
+        name, equals, price = other.partition("=")
         try:
-            gpus.append((hardware.resolve(params.HardwareParams(gpu=name)), float(price or 0)))
+            cost = float(price) if equals else 0.0
         except ValueError:
-            raise ServebookError(
-                f"{price!r} is no price", f"--gpu {other}", "Write NAME=PRICE, as in H200=3.50"
-            ) from None
+            cost = math.nan
+        if not name or not 0 <= cost < math.inf:
+            fault = f"{price!r} is no price" if name else "names no GPU"
+            raise ServebookError(fault, f"--gpu {other}", "Write NAME=PRICE, as in H200=3.50")
+        gpus.append((hardware.resolve(params.HardwareParams(gpu=name)), cost))
     learned = [p for p in book.stored_points() if p["sweep"] == points.CALIBRATION]
     rows = capacity.capacity(
         book.params, book.shape, book.gpu, prompt, output, facts=book.all_facts(), calibration=learned, other_gpus=gpus
     )
-    print(json.dumps(rows, indent=1) if as_json else text(rows, prompt, output, slo, bool(learned)))
+    print(json.dumps(rows, indent=1) if as_json else text(rows, prompt, output, book.params, bool(learned)))
     return 0
 
 
-def text(rows: list[dict[str, Any]], prompt: int, output: int, slo: params.Slo, learned: bool) -> str:
+def text(rows: list[dict[str, Any]], prompt: int, output: int, run: params.RunParams, learned: bool) -> str:
     """A line a case: the largest C and rate of which 90 % of requests meet the slo, output rate, cost."""
-    targets = [f"{k.removesuffix('_s').upper()} ≤ {v:g} s" for k, v in slo.model_dump().items() if v is not None]
+    targets = [f"{k.removesuffix('_s').upper()} ≤ {v:g} s" for k, v in run.slo.model_dump().items() if v is not None]
     source = "calibrated on the stored C = 1 points" if learned else "from the datasheet alone"
     lines = [f"{prompt} in, {output} out, 90 % of requests within {' and '.join(targets)}; {source}"]
-    lines.append(f"{'engine':<8}{'case':<32}{'C':>6}{'tok/s':>9}{'rate/s':>9}{'tok/s':>9}{'per 1M tokens':>15}")
+    money = f"{run.hardware.currency}/1M tokens"
+    lines.append(f"{'':<40}{'closed loop':>15}{'open loop':>18}")
+    lines.append(f"{'engine':<8}{'case':<32}{'C':>6}{'tok/s':>9}{'rate/s':>9}{'tok/s':>9}{money:>15}")
     for r in rows:
         c, rate = r["by_concurrency"], r["by_rate"]
         if c is None and rate is None:

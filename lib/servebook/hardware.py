@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-import yaml
+from pydantic import Field, RootModel, model_validator
 
+from . import strict_yaml
 from .errors import ServebookError
+from .param_types import Positive, Strict, unfit
 from .params import HardwareParams
 from .processor import copy_gb_per_s, flop_per_cycle, processor, usable_cpus
 
@@ -88,14 +90,53 @@ class Gpu:
         return int(self.memory_gib * GIB)
 
 
+class Entry(Strict):
+    """A card as the catalog holds it; units and meaning as in Gpu. nvml: the names that the driver gives it."""
+
+    nvml: Annotated[list[str], Field(min_length=1)]
+    fp16_tflops: Positive
+    bf16_tflops: Positive | None
+    fp8_tflops: Positive | None = None
+    int8_tflops: Positive | None = None
+    fp32_tflops: Positive
+    memory_bandwidth_gb_per_s: Positive
+    memory_sold_gb: Positive
+    memory_gib: Positive
+    nvlink_gb_per_s: Positive | None = None
+    pcie_gb_per_s: Positive = 32
+    generation: Literal["turing", "ampere", "ada", "hopper", "blackwell"]
+    attention_backend: Literal["FLASH_ATTN_2", "FLASH_ATTN_3", "FLASHINFER", "TRITON_ATTN"]
+    source: str
+    url: str
+
+    @model_validator(mode="after")
+    def _less_than_sold(self) -> Entry:
+        if self.memory_gib >= self.memory_sold_gb:
+            what = f"memory_gib ({self.memory_gib:g}) is not below memory_sold_gb ({self.memory_sold_gb:g})"
+            raise unfit(what, "Give what CUDA reports as total; CONTRIBUTING.md says what to put where it is not known")
+        return self
+
+
+class _Catalog(RootModel[dict[str, Entry]]):
+    @model_validator(mode="after")
+    def _each_driver_name_once(self) -> _Catalog:
+        owner: dict[str, str] = {}
+        for name, entry in self.root.items():
+            for driver_name in entry.nvml:
+                if owner.setdefault(driver_name, name) != name:
+                    raise unfit(f"{owner[driver_name]} and {name} both have the nvml name {driver_name!r}", "Keep one")
+        return self
+
+
+def read_catalog(text: str, where: str) -> dict[str, tuple[Gpu, tuple[str, ...]]]:
+    """{name: (card, its driver's names)} of a catalog's text. Raises ServebookError with line, entry and key."""
+    entries = strict_yaml.validate(text, _Catalog, where, example="the entries beside it").root
+    return {n: (Gpu(name=n, **e.model_dump(exclude={"nvml"})), tuple(e.nvml)) for n, e in entries.items()}
+
+
 @cache
 def _entries() -> dict[str, tuple[Gpu, tuple[str, ...]]]:
-    raw = yaml.safe_load(CATALOG.read_text(encoding="utf-8"))
-    out = {}
-    for name, figures in raw.items():
-        nvml = tuple(figures.pop("nvml"))
-        out[name] = Gpu(name=name, **figures), nvml
-    return out
+    return read_catalog(CATALOG.read_text(encoding="utf-8"), f"data/{CATALOG.name}")
 
 
 def catalog() -> dict[str, Gpu]:

@@ -2,14 +2,73 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import Annotated, Any
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from .points import CALIBRATION
+
+
+def unfit(what: str, fix: str) -> PydanticCustomError:
+    """What a validator raises: the fault, and what to do about it, which strict_yaml puts at the end of its line."""
+    return PydanticCustomError("unfit", "{what}", {"what": what, "fix": fix})
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text):  # files and folders carry it
+        raise unfit(f"{text!r} is no name", "Use letters, digits, '.', '_' and '-', the first a letter or a digit")
+    return text
+
+
+def _run_name(text: str) -> str:
+    if text.lower() in ("reference", "published"):
+        raise unfit(f"{text!r} is a folder of outputs/ that holds other runs", "Choose another name")
+    return text
+
+
+def _sweep_name(text: str) -> str:
+    if text == CALIBRATION:
+        raise unfit(f"a sweep named {text} would mix with the C = 1 points", "Choose another name")
+    return text
+
+
+def _once(values: list[Any]) -> list[Any]:
+    # rates to the digits that a point's name has: two points of one name would be one
+    keys = [round(v, 3) if isinstance(v, float) else v for v in values]
+    if again := [v for i, v in enumerate(values) if keys[i] in keys[:i]]:
+        raise unfit(f"{again[0]} is given twice", "Keep one of them")
+    return values
+
+
+def _url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, half an IPv6 address
+        good = False
+    if not good:  # not repeated in the message: it may hold a key
+        raise unfit("this is no server's URL", "Write http://HOST:PORT, the port at most 65535")
+    return text
+
 
 Count = Annotated[int, Field(gt=0)]
-Positive = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seconds = Positive
 Share = Annotated[float, Field(gt=0, le=1)]
+Port = Annotated[int, Field(gt=0, le=65535)]
+Url = Annotated[str, AfterValidator(_url)]
+# what the client has been measured with, and what is simulated within seconds a point
+Clients = Annotated[int, Field(gt=0, le=20_000)]
+Requests = Annotated[int, Field(ge=0, le=20_000)]
+Rate = Annotated[float, Field(gt=0, le=10_000)]  # requests/s
+Once = AfterValidator(_once)  # of a list whose values name points
+Name = Annotated[str, AfterValidator(_name)]
+RunName = Annotated[Name, AfterValidator(_run_name)]
+SweepName = Annotated[Name, AfterValidator(_sweep_name)]
 
 
 class Strict(BaseModel):

@@ -11,11 +11,25 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from . import strict_yaml
 from .errors import ServebookError
-from .param_types import Count, Positive, Seconds, Share, Strict
+from .param_types import (
+    Count,
+    Name,
+    NotNegative,
+    Port,
+    Positive,
+    Requests,
+    RunName,
+    Seconds,
+    Share,
+    Strict,
+    SweepName,
+    Url,
+    unfit,
+)
 from .sweeps import ArrivalRateSweep, ConcurrencySweep, PrefixCacheSweep, PromptLengthSweep, Sweep
 
 __all__ = [
@@ -56,7 +70,7 @@ class HardwareFigures(Strict):
     memory_bandwidth_gb_per_s: Positive  # 1e9 bytes/s
     memory_gib: Positive
     # to the other GPUs of its machine, one direction, 1e9 bytes/s; 16 lanes of PCIe 4 unless given
-    link_gb_per_s: Annotated[float | None, Field(gt=0, exclude_if=lambda value: value is None)] = None
+    link_gb_per_s: Annotated[Positive | None, Field(exclude_if=lambda value: value is None)] = None
     source: str = "given in params"
 
 
@@ -65,7 +79,7 @@ class HardwareParams(Strict):
 
     gpu: str | None = None  # a catalog name, or "detect"
     figures: HardwareFigures | None = None
-    price_per_hour: Annotated[float, Field(ge=0)] = 0.0
+    price_per_hour: NotNegative = 0.0
     currency: str = "USD"
 
     @model_validator(mode="after")
@@ -81,7 +95,7 @@ class NaiveEngine(Strict):
     batches: ClassVar[bool] = False
     prefix_caching: ClassVar[bool] = False
     kind: Literal["naive"]
-    port: Count | None = None  # a free one is chosen unless given
+    port: Port | None = None  # a free one is chosen unless given
     device: Literal["auto", "cpu", "cuda"] = "auto"
     startup_timeout_s: Seconds = 900
     restart_after_failure: bool = True  # once, for the next point; false: what is left of the session is left out
@@ -95,7 +109,7 @@ class BatchingEngine(Strict):
 
     batches: ClassVar[bool] = True
     kind: str
-    port: Count | None = None  # a free one is chosen unless given
+    port: Port | None = None  # a free one is chosen unless given
     max_num_batched_tokens: Count | None = None  # tokens of one step, over all requests
     max_num_seqs: Count | None = None
     max_model_len: Count | None = None
@@ -130,7 +144,7 @@ class OpenAIEngine(BatchingEngine):
     """
 
     kind: Literal["openai"]
-    url: str | None = None  # e.g. http://127.0.0.1:8000 (without /v1)
+    url: Url | None = None  # e.g. http://127.0.0.1:8000 (without /v1)
     # argv; {port}, {model} (folder or Hub id), {name} (to serve it under), and any field of these parameters
     command: Annotated[list[str], Field(min_length=1)] | None = None
     model: str | None = None  # the first of /v1/models unless given
@@ -153,7 +167,7 @@ class CalibrationPoint(Strict):
 
     prompt_tokens: Count
     output_tokens: Count
-    requests: Count = 5
+    requests: Annotated[Requests, Field(gt=0)] = 5
 
 
 class Slo(Strict):
@@ -167,16 +181,16 @@ class Slo(Strict):
 class Load(Strict):
     """How the client loads a server, and when a point is over."""
 
-    jitter_s: Annotated[float, Field(ge=0)] = 0.05  # a client waits U(0, jitter) before its next request
-    warmup_requests: Annotated[int, Field(ge=0)] = 10  # first max(C, this) completions are not measured
-    min_requests: Count = 20  # measured completions a point needs at least
-    max_requests: Count = 400
-    min_seconds: Annotated[float, Field(ge=0)] = 10
+    jitter_s: NotNegative = 0.05  # a client waits U(0, jitter) before its next request
+    warmup_requests: Requests = 10  # first max(C, this) completions are not measured
+    min_requests: Annotated[Requests, Field(gt=0)] = 20  # measured completions a point needs at least
+    max_requests: Annotated[Requests, Field(gt=0)] = 400
+    min_seconds: NotNegative = 10
     max_seconds: Seconds = 120  # warm-up included; a point ends here whatever it has
     request_timeout_s: Seconds = 600
     # vLLM runs its fused sampler only for requests that set top_p or top_k; with neither, and greedily, its native one
     # is measured. No request carries a seed of its own: that would switch the fused one off too.
-    temperature: Annotated[float, Field(ge=0)] = 0.0
+    temperature: NotNegative = 0.0
     top_p: Share | None = None
     top_k: Count | None = None
     scrape_interval_s: Seconds = 1.0
@@ -186,16 +200,33 @@ class Load(Strict):
 class RunParams(Strict):
     """One run: the whole parameter file."""
 
-    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # folder name under outputs/
+    run: RunName  # folder name under outputs/
     title: str
     description: str = ""
     model: ModelParams
     hardware: HardwareParams
-    engines: Annotated[dict[str, Engine], Field(min_length=1)]
+    engines: Annotated[dict[Name, Engine], Field(min_length=1)]
     calibration: list[CalibrationPoint] = []
-    sweeps: dict[str, Sweep] = {}
+    sweeps: dict[SweepName, Sweep] = {}
     slo: Slo = Slo()
     load: Load = Load()
+
+    @field_validator("calibration")
+    @classmethod
+    def _each_once(cls, calibration: list[CalibrationPoint]) -> list[CalibrationPoint]:
+        sizes = [(p.prompt_tokens, p.output_tokens) for p in calibration]
+        if again := next((s for i, s in enumerate(sizes) if s in sizes[:i]), None):
+            raise unfit(f"{again[0]} in, {again[1]} out is given twice", "Keep one of them")
+        return calibration
+
+    @field_validator("load")
+    @classmethod
+    def _least_below_most(cls, load: Load) -> Load:
+        for least, most in (("min_requests", "max_requests"), ("min_seconds", "max_seconds")):
+            low, high = getattr(load, least), getattr(load, most)
+            if low > high:
+                raise unfit(f"{least} ({low:g}) is more than {most} ({high:g})", f"Lower {least} or raise {most}")
+        return load
 
     @model_validator(mode="after")
     def _names_agree(self) -> RunParams:

@@ -6,31 +6,31 @@ import difflib
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, RootModel, ValidationError
 
 from .errors import ServebookError
 
 M = TypeVar("M", bound=BaseModel)
 
 
-def validate(text: str, model: type[M], where: str) -> M:
-    """The model that the text describes; `where` names the text in messages.
+def validate(text: str, model: type[M], where: str, example: str = "params/demo.yaml") -> M:
+    """The model that the text describes; `where` names the text in messages, `example` what to compare it with.
 
     Raises ServebookError with line and key for text that is no YAML, a key that is unknown or given twice, and a value
     that does not fit; the first fault is shown, unknown keys before others, with the number of further ones.
     """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
+        data = yaml.SafeLoader("").construct_document(root) if root else None  # parsed once: it is slow
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         at = f"{where}, line {mark.line + 1}" if mark else where
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise ServebookError(
-            f"not valid YAML ({problem})", at, "Mend the line, or compare it with params/demo.yaml"
+            f"not valid YAML ({problem})", at, f"Mend the line, or compare it with {example}"
         ) from error
     if not isinstance(data, dict):
-        raise ServebookError("a parameter file is a mapping of keys", where, "Start from params/demo.yaml")
+        raise ServebookError("this is no mapping of keys", where, f"Start from {example}")
     _refuse_repeated_keys(root, where)
     try:
         return model.model_validate(data)
@@ -90,6 +90,8 @@ def _explain(fault: Any, root: yaml.Node | None, model: type[BaseModel]) -> tupl
     if kind == "union_tag_not_found":
         return f"{key} has no kind", line, "Add kind:, as in params/demo.yaml"
     message = fault["msg"].removeprefix("Value error, ")
+    if kind == "unfit":  # param_types.unfit
+        return f"{key}: {message}", line, context["fix"]
     given = fault.get("input")
     if isinstance(given, str) and kind in ("float_type", "int_type", "float_parsing"):
         hint = (
@@ -98,6 +100,8 @@ def _explain(fault: Any, root: yaml.Node | None, model: type[BaseModel]) -> tupl
             else "Write a number without quotes"
         )
         return f"{key} is the text {given!r}, not a number", line, hint
+    if kind == "list_type" and not isinstance(given, dict):
+        return f"{key} is {given!r}, not a list", line, f"Write [{given}]"
     if kind.endswith(("_type", "literal_error")) and not isinstance(given, dict | list):
         return f"{key} is {given!r}: {message[0].lower()}{message[1:]}", line, "Mend the value"
     return f"{key}: {message[0].lower()}{message[1:]}", line, "Mend the value"
@@ -105,7 +109,7 @@ def _explain(fault: Any, root: yaml.Node | None, model: type[BaseModel]) -> tupl
 
 def _fields_at(loc: tuple[Any, ...], model: type[BaseModel]) -> set[str]:
     """Valid names at a place in the model, following the types as pydantic did."""
-    here: Any = model
+    here: Any = model.model_fields["root"].annotation if issubclass(model, RootModel) else model
     for part in loc:
         if isinstance(here, type) and issubclass(here, BaseModel):
             here = here.model_fields[part].annotation if part in here.model_fields else here

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from .param_types import Count, Positive, Strict
+from .param_types import Clients, Count, Once, Positive, Rate, Strict
 from .points import PointSpec, RepeatedPoint
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class SweepKind(Strict):
     told_as: ClassVar[str] = "concurrency"  # the kind that chapters over all sweeps take it for
     notebook: ClassVar[str] = "03_short_prompts"  # tells the sweep where none is named after it
     kind: str
-    engines: list[str] | None = None  # all of the run's engines unless given
+    engines: Annotated[list[str], Once] | None = None  # all of the run's engines unless given
     minutes_per_engine: dict[str, Positive] = {}  # stop the sweep there after so long
 
     def points(self, name: str, engine: str, how: Engine, capacity_per_s: float | None) -> list[PointSpec]:
@@ -46,7 +46,7 @@ class ConcurrencySweep(SweepKind):
     kind: Literal["concurrency"]
     prompt_tokens: Count
     output_tokens: Count
-    concurrency: Annotated[list[Count], Field(min_length=1)]
+    concurrency: Annotated[list[Clients], Field(min_length=1), Once]
 
     def points(self, name: str, engine: str, how: Engine, capacity_per_s: float | None) -> list[PointSpec]:
         tokens = self.prompt_tokens, self.output_tokens
@@ -58,9 +58,9 @@ class PromptLengthSweep(SweepKind):
 
     told_as, notebook = "prompt_length", "05_prompt_length"
     kind: Literal["prompt_length"]
-    prompt_tokens: Annotated[list[Count], Field(min_length=1)]
+    prompt_tokens: Annotated[list[Count], Field(min_length=1), Once]
     output_tokens: Count
-    concurrency: Count = 1
+    concurrency: Clients = 1
 
     def points(self, name: str, engine: str, how: Engine, capacity_per_s: float | None) -> list[PointSpec]:
         return [
@@ -76,8 +76,8 @@ class ArrivalRateSweep(SweepKind):
     kind: Literal["arrival_rate"]
     prompt_tokens: Count
     output_tokens: Count
-    rates_per_s: list[Positive] = []
-    shares_of_capacity: list[Positive] = []  # of the engine's predicted request rate
+    rates_per_s: Annotated[list[Rate], Once] = []
+    shares_of_capacity: Annotated[list[Positive], Once] = []  # of the engine's predicted request rate
     arrivals: Literal["poisson", "constant", "gamma"] = "poisson"
     gamma_shape: Positive = 1.0
 
@@ -102,7 +102,7 @@ class ArrivalRateSweep(SweepKind):
             return list(self.rates_per_s)
         if capacity_per_s is None:
             return []
-        return [max(0.001, round(share * capacity_per_s, 3)) for share in self.shares_of_capacity]
+        return list(dict.fromkeys(max(0.001, round(share * capacity_per_s, 3)) for share in self.shares_of_capacity))
 
 
 class PrefixCacheSweep(SweepKind):
@@ -114,7 +114,7 @@ class PrefixCacheSweep(SweepKind):
     kind: Literal["prefix_cache"]
     prompt_tokens: Count
     output_tokens: Count
-    concurrency: Annotated[list[Count], Field(min_length=1)]
+    concurrency: Annotated[list[Clients], Field(min_length=1), Once]
 
     def points(self, name: str, engine: str, how: Engine, capacity_per_s: float | None) -> list[PointSpec]:
         tokens = self.prompt_tokens, self.output_tokens
