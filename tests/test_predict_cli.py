@@ -124,3 +124,18 @@ def test_the_table_of_capacity_names_its_loops_and_its_currency():
     run = params.load(ROOT / "params/a40-qwen2.5-7b.yaml")
     head = capacity_cli.text([], 512, 128, run, False).splitlines()
     assert head[1].split() == ["closed", "loop", "open", "loop"] and head[2].endswith("USD/1M tokens")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["capacity", "--prompt-tokens", "-5"],
+        ["capacity", "--output-tokens", "0"],
+        ["plan", "--budget-minutes", "nan"],
+        ["plan", "--budget-cost", "-1"],
+    ],
+)
+def test_figures_that_mean_nothing_are_one_line(capsys, command):
+    assert main([command[0], str(ROOT / "params/a40-qwen2.5-7b.yaml"), *command[1:]]) == 1
+    err = capsys.readouterr().err
+    assert f"servebook: {command[1]}: " in err and err.count("\n") == 1

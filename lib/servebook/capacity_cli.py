@@ -22,6 +22,9 @@ def main(
     slo = book.params.slo
     if slo.ttft_s is None and slo.tpot_s is None and slo.e2e_s is None:
         raise ServebookError("no service level to meet", f"{params_path}, slo", "Set slo: {ttft_s: 0.5, tpot_s: 0.05}")
+    for option, tokens in (("--prompt-tokens", prompt_tokens), ("--output-tokens", output_tokens)):
+        if tokens is not None and tokens < 1:
+            raise ServebookError(f"{tokens} is no number of tokens", option, "Give at least 1")
     prompt, output = closed_forms.workloads(book.params)[0] if book.params.sweeps else (512, 128)
     prompt, output = prompt_tokens or prompt, output_tokens or output
     gpus = []

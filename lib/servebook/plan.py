@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from .errors import ServebookError
 from .hardware import Gpu
 from .model import ModelShape
 from .params import NaiveEngine, OpenAIEngine, RunParams
@@ -42,6 +44,9 @@ def plan(
     Returns {"rows": [{sweep, engine, point, wall_s, cost, fits, note, dropped}], "total_s", "total_cost", "currency",
     "price_per_hour", "budget_s", "within_budget"}.
     """
+    for option, budget in (("--budget-minutes", budget_minutes), ("--budget-cost", budget_cost)):
+        if budget is not None and not 0 < budget < math.inf:
+            raise ServebookError(f"{budget:g} is no budget", option, "Give a positive number")
     prediction = predict_run(params, shape, gpu, facts=facts, calibration=calibration, n_samples=2)
     price = params.hardware.price_per_hour
     rows: list[dict[str, Any]] = []
@@ -62,8 +67,8 @@ def plan(
     budgets = [60 * budget_minutes] if budget_minutes is not None else []
     if budget_cost is not None and price > 0:
         budgets.append(3600 * budget_cost / price)
-    budget = min(budgets) if budgets else None
-    kept = total if budget is None else _drop(rows, budget)
+    most = min(budgets) if budgets else None
+    kept = total if most is None else _drop(rows, most)
     return {
         "rows": rows,
         "total_s": total,
@@ -72,8 +77,8 @@ def plan(
         "kept_cost": kept / 3600 * price,
         "currency": params.hardware.currency,
         "price_per_hour": price,
-        "budget_s": budget,
-        "within_budget": budget is None or kept <= budget,
+        "budget_s": most,
+        "within_budget": most is None or kept <= most,
         "assumptions": "engine start assumed by kind, weights read at 1.2 GB/s, no download, no queue for hardware",
     }
 
