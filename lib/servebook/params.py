@@ -79,7 +79,7 @@ class HardwareParams(Strict):
 
     gpu: str | None = None  # a catalog name, or "detect"
     figures: HardwareFigures | None = None
-    price_per_hour: NotNegative = 0.0
+    price_per_hour: NotNegative = 0.0  # of the machine, all GPUs that the run uses
     currency: str = "USD"
 
     @model_validator(mode="after")

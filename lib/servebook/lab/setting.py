@@ -129,9 +129,10 @@ def of_run(run: runs.Run, engine: str, sweep: str | None = None) -> Setting:
     setting = Setting(
         model=name, gpu=_named(run.gpu), engine=kind if engine_of(run, kind) == engine else engine, dtype=dtype,
         quantization=m.quantization, kv_cache_dtype=m.kv_cache_dtype, ttft_slo_s=run.params.slo.ttft_s,
-        tpot_slo_s=run.params.slo.tpot_s, price_per_hour=run.params.hardware.price_per_hour, run=run.name,
+        tpot_slo_s=run.params.slo.tpot_s, run=run.name,
         **{k: getattr(run.params.engines[engine], k, 1) for k in PARALLEL},
     )  # fmt: skip
+    setting = setting.but(price_per_hour=run.params.hardware.price_per_hour / setting.gpus)  # a run's is its machine's
     measured = run.sweep(engine, sweep) if sweep else []
     if not measured:
         return setting
