@@ -176,6 +176,8 @@ class Account:
         after = min(told, key=lambda s: abs(s.t - end), default=None)
         self._inside = [s for s in samples if begin <= s.t <= end]
         self._ends = (None, None) if before is after else (before, after)
+        # the most requests that the server said it runs, None where it never did
+        self.running_peak = max((s.values["running"] for s in told if "running" in s.values), default=None)
         self._first: Sample | None = None
         self._last: Sample | None = None
         if len(told) > 1:

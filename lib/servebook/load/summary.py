@@ -80,22 +80,20 @@ def summarize(tracker: Tracker, slo: Slo, *, batching: bool, scraper: metrics.Sc
     return out | (flow.arrivals(e2e or 0.0) if tracker.open_loop else {})
 
 
-def running_of(in_flight: float, decoding: float, server_running: float | None, server_waiting: float | None) -> float:
-    """Mean requests that a batching engine works on at once.
+def running_of(in_flight: float, decoding: float, running_peak: float | None, waiting: float | None) -> float:
+    """Mean requests that a batching engine works on at once: in flight less those that the server says wait.
 
-    in_flight: of the client. decoding: Flow.decoding_mean. server_running, server_waiting: the server's gauges.
+    Prefilling ones count, as in vLLM's num_requests_running. in_flight: of the client. decoding: Flow.decoding_mean.
+    running_peak, waiting: the most and the mean of the server's gauges, None where it has none.
 
-    Where the server says how many wait: in flight less those (prefilling ones count, as in vLLM's
-    num_requests_running). Many more than that may be in flight that it has not accepted, and of a server that says
-    nothing nobody knows how many wait: then no more than it says it runs, or than the client sees decode side by side.
-    So a server that takes one request after the other runs one, whatever waits before it.
+    A server may wait for more than it says (connections that it has not accepted) or say nothing: then no more than it
+    was ever seen to run, or than the client sees decode side by side. So a server that takes one request after the
+    other runs one, whatever waits before it.
     """
-    seen = min(in_flight, max(decoding, server_running or 0.0))
-    if server_waiting is None:
-        return seen
-    running = in_flight - server_waiting
-    unaccounted = server_running is not None and running > 2 * max(seen, 1.0)
-    return seen if unaccounted else running
+    running = in_flight - (waiting or 0.0)
+    if running_peak is None and waiting is not None:
+        return running
+    return min(running, max(decoding, running_peak or 0.0))
 
 
 class _Outcomes:
