@@ -47,10 +47,11 @@ preflight: $(READY)  ## is this machine fit to run it: driver, toolchain, disk, 
 test: $(READY)  ## all tests
 	@$(BIN)/python -m pytest
 
-lint: $(READY)  ## ruff and mypy
+lint: $(READY)  ## ruff, mypy, mdformat
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mdformat --check $$(git ls-files '*.md' | grep -v docs/map.md)
 
 audit: $(READY)  ## known vulnerabilities of the locked packages, where pip-audit can be had
 	@[ -x $(VENV)/audit/bin/pip-audit ] || { $(BIN)/python -m venv $(VENV)/audit && $(VENV)/audit/bin/pip install -q pip-audit; } \

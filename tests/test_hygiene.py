@@ -15,7 +15,7 @@ HOOKS = [h for r in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(
 
 
 def test_hooks_are_local_and_cover_notebooks_lint_format_and_types() -> None:
-    assert [h["id"] for h in HOOKS] == ["nbstripout", "ruff", "ruff-format", "mypy"]
+    assert [h["id"] for h in HOOKS] == ["nbstripout", "ruff", "ruff-format", "mypy", "mdformat"]
     assert all(h["language"] == "system" for h in HOOKS)
     assert all(shutil.which(Path(shlex.split(h["entry"])[0]).name, path=Path(sys.executable).parent) for h in HOOKS)
 
