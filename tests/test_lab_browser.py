@@ -117,7 +117,10 @@ def serving(params: Path, outputs: Path) -> Iterator[None]:
         yield
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(30)
+        try:
+            process.wait(30)
+        finally:
+            process.terminate()
 
 
 @pytest.mark.parametrize("whose", ["its own", "a running one"])
