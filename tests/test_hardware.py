@@ -5,8 +5,10 @@ import types
 
 import pytest
 from servebook import hardware
+from servebook.engines.process import gpu_gib_in_use
 from servebook.errors import ServebookError
 from servebook.hardware import GIB, catalog, cpu, match, resolve
+from servebook.load.metrics import GpuSampler
 from servebook.params import HardwareFigures, HardwareParams
 from servebook.processor import flop_per_cycle
 from servebook.roofline import ridge_flop_per_byte
@@ -96,11 +98,11 @@ def test_driver_names_that_are_not_the_card():
 
 
 class FakeNvml(types.ModuleType):
-    """Stands for pynvml on a machine with one GPU that answers little."""
+    """Stands for pynvml on a machine with one GPU (or `count`) that answers little."""
 
     NVMLError = type("NVMLError", (Exception,), {})
     NVML_CLOCK_SM = NVML_CLOCK_MEM = NVML_TEMPERATURE_GPU = 0
-    mig = 0
+    mig, count = 0, 1
 
     def __getattr__(self, name: str):
         if not name.startswith("nvml"):
@@ -112,12 +114,12 @@ class FakeNvml(types.ModuleType):
         answers = {
             "nvmlInit": lambda: None,
             "nvmlShutdown": lambda: None,
-            "nvmlDeviceGetCount": lambda: 1,
+            "nvmlDeviceGetCount": lambda: self.count,
             "nvmlDeviceGetHandleByIndex": lambda i: i,
             "nvmlDeviceGetName": lambda h: "NVIDIA A40",
-            "nvmlDeviceGetMemoryInfo": lambda h: types.SimpleNamespace(total=46_068 * 2**20, used=3 * 2**20),
+            "nvmlDeviceGetMemoryInfo": lambda h: types.SimpleNamespace(total=46_068 * 2**20, used=(3 + h) * 2**20),
             "nvmlDeviceGetMigMode": lambda h: (self.mig, self.mig),
-            "nvmlDeviceGetPowerUsage": lambda h: 71_500,
+            "nvmlDeviceGetPowerUsage": lambda h: 71_500 + 1000 * h,
         }
         return answers.get(name, unsupported)
 
@@ -146,6 +148,23 @@ def test_snapshot_says_what_the_driver_does_not(nvml: FakeNvml):
 def test_hidden_gpus_leave_the_cpu(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert hardware.detect().is_cpu
+
+
+@pytest.mark.parametrize(
+    ("visible", "power_w", "mib"),
+    [(None, 71.5, [3, 4, 5]), ("1", 72.5, [4]), ("2,0", 73.5, [5, 3]), ("1,-1,0", 72.5, [4]), ("-1", None, [])],
+)
+def test_on_a_shared_machine_only_the_gpus_of_this_process_count(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str | None, power_w: float | None, mib: list[int]
+):
+    nvml.count = 3
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    snapshot, sampler = hardware.snapshot(), GpuSampler()
+    assert (snapshot.get("power_w"), snapshot.get("gpus", 0)) == (power_w, len(mib))
+    assert sampler.available == bool(mib)
+    assert sampler.sample().get("gpu_power_w") == power_w
+    assert gpu_gib_in_use() == (pytest.approx(sum(mib) / 2**10) if mib else None)
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ class FakeNvml:
 
     def __getattr__(self, name: str) -> Any:
         answers = {
-            "nvmlDeviceGetPowerUsage": 690_000, "nvmlDeviceGetEnforcedPowerLimit": 700_000,
+            "nvmlDeviceGetCount": 1, "nvmlDeviceGetPowerUsage": 690_000, "nvmlDeviceGetEnforcedPowerLimit": 700_000,
             "nvmlDeviceGetPowerManagementDefaultLimit": 700_000, "nvmlDeviceGetClockInfo": 1600,
             "nvmlDeviceGetCurrentClocksThrottleReasons": self.reasons,
         }  # fmt: skip
@@ -223,6 +223,10 @@ def test_the_rule_grows_with_c_and_calibration_counts_exactly() -> None:
     assert rule_of(closed(4), load) == Rule(10, 20, 400, 10, 120)
     big = rule_of(closed(300), load)
     assert (big.warmup, big.min_requests, big.max_requests) == (300, 600, 1200)
+    rounds = load.model_copy(update={"max_rounds": 5})  # of a closed loop, whose latencies repeat with its rounds
+    assert [rule_of(closed(c), rounds).max_requests for c in (1, 4, 300)] == [5, 20, 1200]
+    assert [rule_of(closed(c), rounds).min_requests for c in (1, 4, 300)] == [5, 20, 600]
+    assert rule_of(arriving(3.0), rounds) == rule_of(arriving(3.0), load)
     fixed = PointSpec("calibration", "e", "p", "calibration", 32, 16, concurrency=1, fixed_requests=5)
     assert rule_of(fixed, load, 30) == Rule(3, 5, 5, 0.0, 30, exactly=5)
     with serving() as server:

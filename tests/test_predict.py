@@ -7,6 +7,7 @@ import json
 import random
 import sys
 from pathlib import Path
+from statistics import stdev
 
 import pytest
 from servebook import capacity, freezing, hardware, model, params, points, predict, scenario, score, server_limits
@@ -404,3 +405,24 @@ def test_pauses_are_those_that_the_client_will_draw(monkeypatch):
     seeds.clear()
     predict.forecaster(p, "vllm", SHAPE, A40, samples=4).point(spec)
     assert known not in seeds and len(set(seeds)) > 4
+
+
+def test_where_clients_meet_the_value_is_no_single_course_of_theirs():
+    p = run_params(load={"max_requests": 60, "jitter_s": 0.1})
+    spec = points.PointSpec("s", "vllm", "c0008", "concurrency", 512, 128, concurrency=8)
+    values, courses = [], []
+    for seed in range(6):
+        f = predict.forecaster(p, "vllm", SHAPE, A40, pauses=lambda s, seed=seed: f"day {seed}")
+        values.append(f.point(spec)["metrics"]["ttft_s"]["value"])
+        courses.append(scenario.Scenario(f.server, spec, p.load, pauses=f"day {seed}").outcome(f.best).ttft_s)
+    assert stdev(values) < 0.7 * stdev(courses)
+
+
+def test_a_limit_of_rounds_limits_what_is_expected_of_a_closed_loop():
+    spec = points.PointSpec("s", "vllm", "c0004", "concurrency", 512, 128, concurrency=4)
+    seconds = []
+    for load in ({"min_seconds": 0}, {"min_seconds": 0, "max_rounds": 5}):
+        f = predict.forecaster(run_params(load=load), "vllm", SHAPE, A40, samples=4)
+        seconds.append(f.point(spec)["wall_s"])
+    e2e = f.point(spec)["metrics"]["e2e_s"]["value"]
+    assert seconds[1] < 8.5 * e2e < seconds[0]  # of them three rounds of warm-up: ten completions

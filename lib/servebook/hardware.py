@@ -195,17 +195,28 @@ def nvml() -> Iterator[Any]:
         pynvml.nvmlShutdown()
 
 
-def _first_handle(nvml: Any) -> Any:
-    """The first GPU this process may use: CUDA_VISIBLE_DEVICES counts where it holds indices or UUIDs."""
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    try:
-        if first.startswith(("GPU-", "MIG-")):
-            return nvml.nvmlDeviceGetHandleByUUID(first)
-        return nvml.nvmlDeviceGetHandleByIndex(int(first) if first.isdigit() else 0)
-    except nvml.NVMLError as error:
-        count = nvml.nvmlDeviceGetCount()
-        where = f"CUDA_VISIBLE_DEVICES={first}"
-        raise ServebookError(f"names no GPU of this machine ({error})", where, f"It has {count}, from 0 on") from None
+def visible_handles(nvml: Any) -> list[Any]:
+    """NVML's handles of the GPUs this process may use, in CUDA's order: CUDA_VISIBLE_DEVICES counts, indices or UUIDs,
+    up to the first -1, as CUDA reads it.
+
+    Raises ServebookError where it names a GPU that this machine has not."""
+    count = nvml.nvmlDeviceGetCount()
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is None:
+        return [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)]
+    handles = []
+    for name in (part.strip() for part in given.split(",")):
+        if name in ("", "-1"):
+            break
+        try:
+            if name.startswith(("GPU-", "MIG-")):
+                handles.append(nvml.nvmlDeviceGetHandleByUUID(name))
+            else:
+                handles.append(nvml.nvmlDeviceGetHandleByIndex(int(name)))
+        except (nvml.NVMLError, ValueError) as error:
+            what, where = f"names no GPU of this machine ({error})", f"CUDA_VISIBLE_DEVICES={name}"
+            raise ServebookError(what, where, f"It has {count}, from 0 on") from None
+    return handles
 
 
 def match(driver_name: str, total_bytes: int) -> Gpu:
@@ -225,8 +236,8 @@ def match(driver_name: str, total_bytes: int) -> Gpu:
 def detect() -> Gpu:
     """The first visible NVIDIA GPU, by its name in the catalog; without one, the CPU (see cpu())."""
     with nvml() as n:
-        if n is not None and n.nvmlDeviceGetCount() and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1"):
-            handle = _first_handle(n)
+        if n is not None and (handles := visible_handles(n)):
+            handle = handles[0]
             with contextlib.suppress(n.NVMLError):  # not every card knows MIG
                 if n.nvmlDeviceGetMigMode(handle)[0]:
                     raise ServebookError("the GPU is split into MIG slices", "hardware.gpu: detect", GIVE_FIGURES)
@@ -235,11 +246,13 @@ def detect() -> Gpu:
 
 
 def snapshot() -> dict[str, Any]:
-    """Driver, clocks, power, memory, ECC and processes of the first GPU; "not available" where NVML does not say."""
+    """Driver, clocks, power, memory, ECC and processes of the first GPU this process may use; "not available" where
+    NVML does not say."""
     with nvml() as n:
-        if n is None or not n.nvmlDeviceGetCount():
+        handles = visible_handles(n) if n is not None else []
+        if not handles:
             return {"gpu": NOT_AVAILABLE, "cpu": processor().name, "cpus": usable_cpus(), "load_1m": os.getloadavg()[0]}
-        handle = _first_handle(n)
+        handle = handles[0]
 
         def ask(function: str, *args: Any) -> Any:
             try:
@@ -255,7 +268,7 @@ def snapshot() -> dict[str, Any]:
         ecc = ask("nvmlDeviceGetEccMode", handle)
         return {
             "gpu": ask("nvmlDeviceGetName", handle),
-            "gpus": n.nvmlDeviceGetCount(),
+            "gpus": len(handles),
             "driver": ask("nvmlSystemGetDriverVersion"),
             "cuda_driver": scaled(ask("nvmlSystemGetCudaDriverVersion"), 1000),
             "sm_clock_mhz": ask("nvmlDeviceGetClockInfo", handle, n.NVML_CLOCK_SM),

@@ -185,6 +185,7 @@ class Load(Strict):
     warmup_requests: Requests = 10  # first max(C, this) completions are not measured
     min_requests: Annotated[Requests, Field(gt=0)] = 20  # measured completions a point needs at least
     max_requests: Annotated[Requests, Field(gt=0)] = 400
+    max_rounds: Annotated[Requests, Field(gt=0)] | None = None  # closed loop: so many requests of every client at most
     min_seconds: NotNegative = 10
     max_seconds: Seconds = 120  # warm-up included; a point ends here whatever it has
     request_timeout_s: Seconds = 600
@@ -195,6 +196,18 @@ class Load(Strict):
     top_k: Count | None = None
     scrape_interval_s: Seconds = 1.0
     seed: int = 1
+
+    def least_and_most(self, concurrency: int | None) -> tuple[int, int]:
+        """Measured requests of a point: so many at least before it may end, so many at most.
+
+        They grow with a closed loop's concurrency, as its clients move in waves: two rounds of them at least, and whole
+        ones. None: an open loop."""
+        c = concurrency or 1
+        least = max(self.min_requests, 2 * c)
+        most = -(-max(self.max_requests, 2 * least) // c) * c
+        if concurrency and self.max_rounds is not None:
+            most = min(most, self.max_rounds * c)
+        return min(least, most), most
 
 
 class RunParams(Strict):

@@ -1,9 +1,10 @@
 """Every point of a run predicted with an 80 % interval, and frozen in ink before it is measured.
 
-Value: the simulation at the most probable constants, with the very pauses that the clients will draw, or over several
-seeds where nobody knows those. Interval: the simulation at constants drawn from their posterior, half of the draws with
-other pauses, and on top what the model itself gets wrong (DISCREPANCY, the size of its residuals on the two public
-tables); log-normal in each metric.
+Interval: the simulation at constants drawn from their posterior, half of the draws with the very pauses that the
+clients will draw and half with others, and on top what the model itself gets wrong (DISCREPANCY, the size of its
+residuals on the two public tables); log-normal in each metric. Value: the mean of those draws where several clients
+meet, as one simulated course of theirs is no likelier than another; with one client, or where nobody knows the pauses,
+the simulation at the most probable constants, over several seeds.
 """
 
 from __future__ import annotations
@@ -76,15 +77,21 @@ class Forecaster:
         count, few, first, expected = self._requests(scenario)
         even = len(scenario.groups) == 1
         outcomes = [scenario.summarize(first, self.best)] if even else [scenario.outcome(self.best, SEEDS[0], count)]
-        if not pauses or not even:
+        meet = bool(pauses and even and spec.concurrency and spec.concurrency > 1)
+        other = replace(scenario, pauses="")  # what is simulated not quite as it is soon meets otherwise
+        drawn = [
+            (other if i % 2 else scenario).outcome(t, 100 + i, count if meet else few)
+            for i, t in enumerate(self._drawn)
+        ]
+        if meet:
+            outcomes += drawn
+        elif not pauses or not even:
             outcomes += [scenario.outcome(self.best, seed, count) for seed in SEEDS[1:]]
         central = average(outcomes)
         if spec.rate_per_s is not None:
             # a simulated window happens to hold more or fewer arrivals than the rate asks for
             tokens = central.output_tok_per_s * spec.rate_per_s / central.request_rate_per_s
             central = replace(central, request_rate_per_s=spec.rate_per_s, output_tok_per_s=tokens)
-        other = replace(scenario, pauses="")  # what is simulated not quite as it is soon meets otherwise
-        drawn = [(other if i % 2 else scenario).outcome(t, 100 + i, few) for i, t in enumerate(self._drawn)]
         parts = explain.breakdown(scenario, self.best, central, first)
         return out | {
             "metrics": {m: self._interval(m, getattr(central, m), drawn, spec) for m in Outcome.METRICS},

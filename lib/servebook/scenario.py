@@ -87,16 +87,16 @@ class Scenario:
         """The load as the client sends it; `requests`: how many to measure, else as many as the point may at most."""
         spec, load = self.spec, self.load
         c = spec.concurrency or 1
-        least = max(load.min_requests, 2 * c)
+        _, most = load.least_and_most(spec.concurrency)
         if spec.rate_per_s is not None:
-            count, warmup = requests or load.max_requests, load.warmup_requests
+            count, warmup = requests or most, load.warmup_requests
             enough = warmup + 2 * count + 200  # arrivals go on until the last measured request has ended
             times = arrivals(spec.arrivals, spec.rate_per_s, enough, seed, spec.gamma_shape)
             return Traffic(self.prompts(seed), arrivals_s=times, warmup=warmup, requests=count, seed=seed)
         if spec.fixed_requests is not None:
             warmup, count = max(c, min(3, load.warmup_requests)), spec.fixed_requests
         else:
-            warmup, count = max(c, load.warmup_requests), max(load.max_requests, 2 * least)
+            warmup, count = max(c, load.warmup_requests), most
         return Traffic(
             self.prompts(seed), concurrency=c, jitter_s=load.jitter_s, warmup=warmup, requests=requests or count,
             seed=self.pauses or seed,
@@ -165,8 +165,8 @@ class Scenario:
             variance = sum((v - mean) ** 2 for v in values) / max(n - 1, 1) + (HOST_NOISE * bound * mean) ** 2
             needed = max(needed, variance * (1.96 / (narrow * mean)) ** 2)
         rate = n / result.seconds
-        least = max(load.min_requests, 2 * c)
-        enough = min(max(needed, least, load.min_seconds * rate), max(load.max_requests, 2 * least))
+        least, most = load.least_and_most(spec.concurrency)
+        enough = min(max(needed, least, load.min_seconds * rate), most)
         drain = result.mean("e2e_s") if spec.rate_per_s is not None else 0.0
         count = min(whole_rounds(math.ceil(enough), c), max(rate * (load.max_seconds - drain - result.window[0]), 0.0))
         return min(result.window[0] + count / rate + drain, load.max_seconds), count

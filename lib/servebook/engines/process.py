@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ServebookError
-from ..hardware import GIB, nvml
+from ..hardware import GIB, nvml, visible_handles
 from . import logs
 from .base import Engine
 from .facts import blank_facts
@@ -151,12 +151,12 @@ class Server(Engine):
 
 
 def gpu_gib_in_use() -> float | None:
-    """Memory in use on all NVIDIA GPUs in GiB, None where there is none to ask."""
+    """Memory in use on the NVIDIA GPUs that this process may use, in GiB; None where there is none to ask."""
     with nvml() as n:
         if n is None:
             return None
         try:
-            handles = [n.nvmlDeviceGetHandleByIndex(i) for i in range(n.nvmlDeviceGetCount())]
+            handles = visible_handles(n)
             return sum(n.nvmlDeviceGetMemoryInfo(h).used for h in handles) / GIB if handles else None
         except n.NVMLError:
             return None

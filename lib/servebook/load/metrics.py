@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 
 from .. import stats
+from ..hardware import visible_handles
 
 # Our name -> the servers' names after their prefix ("vllm:", "sglang:"), vLLM's newest first, SGLang's last
 _GAUGES = {
@@ -65,16 +66,17 @@ def parse(lines: bytes) -> dict[str, float]:
 
 
 class GpuSampler:
-    """The first GPU's power and its limits, clock, memory, utilization, and what holds its clock down, through NVML;
+    """The first visible GPU's power and its limits, clock, memory, utilization, and what holds its clock down, through NVML;
     nothing where there is none."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
+        self._handle: Any = None
         try:
             import pynvml
 
             pynvml.nvmlInit()
-            self._nvml, self._handle = pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
+            self._nvml, self._handle = pynvml, visible_handles(pynvml)[0]
         except Exception:  # no library, no driver, no device: all mean "not available"
             self._nvml = None
 

@@ -42,15 +42,14 @@ _REFUSED_IDS = (
 
 
 def rule_of(spec: PointSpec, load: Load, deadline_s: float | None = None) -> Rule:
-    """When the point is warm and when it ends. At a large C the counts grow with it: whole rounds are measured."""
+    """When the point is warm and when it ends."""
     c = spec.concurrency or 1
     limit = min(load.max_seconds, deadline_s) if deadline_s is not None else load.max_seconds
     if spec.fixed_requests is not None:
         n = spec.fixed_requests
         # what a first request pays once (caches, lazily built kernels) must not teach the predictor
         return Rule(max(c, min(3, load.warmup_requests)), n, n, 0.0, limit, exactly=n)
-    least = max(load.min_requests, 2 * c)
-    most = -(-max(load.max_requests, 2 * least) // c) * c
+    least, most = load.least_and_most(spec.concurrency)
     return Rule(max(c, load.warmup_requests), least, most, load.min_seconds, limit)
 
 
