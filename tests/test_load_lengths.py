@@ -42,7 +42,12 @@ def test_a_requests_length_depends_on_seed_and_index_alone() -> None:
     assert length_at(law, [1], 3) != length_at(law, [2], 3)
 
 
-@pytest.mark.parametrize("text", ["0", "x", "5:4", "normal:5", "normal:0,1", "normal:5,1,3", "zipf:3,1", "1:2:3", ""])
+NOT_FINITE = ["normal:inf,1", "normal:5,inf", "lognormal:nan,1", "normal:5,1,1,inf", "normal:5,1,nan,9"]
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "x", "5:4", "normal:5", "normal:0,1", "normal:5,1,3", "zipf:3,1", "1:2:3", "", *NOT_FINITE]
+)
 def test_what_is_no_length_is_refused_with_what_is(text: str) -> None:
     with pytest.raises(ValueError, match="is no length; valid: 512, 100:1000"):
         parse(text)
@@ -52,9 +57,15 @@ def test_lengths_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "lengths.csv"
     path.write_text("prompt_tokens,output_tokens,note\n100,5,a\n200,7,b\n")
     assert read_csv(path) == (Listed((100, 200)), Listed((5, 7)))
-    for text, fault in (("prompt,output\n1,2\n", "line 2"), ("prompt_tokens,output_tokens\n", "holds no lengths")):
+    for text, fault in (
+        ("prompt,output\n1,2\n", "has no column prompt_tokens, output_tokens"),
+        ("prompt_tokens,output_tokens\n", "holds no lengths"),
+        ("prompt_tokens,output_tokens\n1,2\n\n1,nan\n", "line 4: output_tokens is 'nan'"),
+        ("prompt_tokens,output_tokens\n-1,2\n", "line 2: prompt_tokens is '-1'"),
+        ("prompt_tokens,output_tokens\n1\n", "line 2: output_tokens is ''"),
+    ):
         path.write_text(text)
         with pytest.raises(ServebookError, match=fault):
             read_csv(path)
-    with pytest.raises(ServebookError, match="cannot read the lengths"):
+    with pytest.raises(ServebookError, match=r"none\.csv: cannot be read \(No such file"):
         read_csv(tmp_path / "none.csv")

@@ -1,8 +1,13 @@
 """A parameter file is taken whole or refused with one line: key, line, nearest name."""
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args, get_origin
 
 import pytest
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from servebook import params
 from servebook.errors import ServebookError
 
@@ -141,3 +146,32 @@ def test_c_1_points_of_one_name_are_refused() -> None:
     text = params.dump(params.loads(DEMO)).replace("calibration:\n", f"calibration:\n- {point % 3}\n- {point % 4}\n", 1)
     with pytest.raises(ServebookError, match="calibration: 64 in, 8 out is given twice"):
         params.loads(text)
+
+
+def test_every_number_of_a_file_is_finite() -> None:
+    """A bound lets .nan or .inf through unless the type forbids it: walks every field, a new one too."""
+
+    def fields(kind: Any) -> Iterator[tuple[str, Any, FieldInfo]]:
+        for name, field in kind.model_fields.items():
+            yield f"{kind.__name__}.{name}", kind, field
+            for part in parts(field.annotation):
+                if isinstance(part, type) and issubclass(part, BaseModel):
+                    yield from fields(part)
+
+    def parts(annotation: Any) -> set[Any]:
+        inner = get_args(annotation)
+        return {annotation}.union(*map(parts, inner)) if inner else {annotation}
+
+    checked = set()
+    for name, kind, field in fields(params.RunParams):
+        if float in (shapes := parts(field.annotation)):
+            wrap = next((w for k, w in ((list, lambda v: [v]), (dict, lambda v: {"hf": v}))
+                         if any(get_origin(s) is k for s in shapes)), lambda v: v)  # fmt: skip
+            for value in (math.nan, math.inf, -math.inf):
+                with pytest.raises(ValidationError) as fault:
+                    kind.model_validate({name.partition(".")[2]: wrap(value)})
+                at = {e["loc"][0] for e in fault.value.errors() if e["type"] != "missing"}
+                assert name.partition(".")[2] in at, (name, value)
+            checked.add(name)
+    assert {"Load.top_p", "Slo.ttft_s", "ArrivalRateSweep.rates_per_s", "HardwareFigures.memory_gib"} <= checked
+    assert len(checked) >= 25

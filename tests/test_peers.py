@@ -31,13 +31,27 @@ def test_one_stage_a_peer_with_the_metrics_it_gives(tmp_path):
     ("text", "said"),
     [
         ("sweep,engine,point\n", r"peers.csv: has no column peer"),
-        (HEADER + "a,s,e,c0002,fast,\n", r"peers.csv, line 2: ttft_s is 'fast', not a number"),
+        ("", r"peers.csv: has no column peer, sweep, engine, point"),
+        (HEADER + "a,s,e,,0.5,\n", r"line 2: point is empty"),
+        (HEADER + "a,s,e\n", r"line 2: point is empty"),
+        (HEADER + "a,s,e,c0002,5,\n\na,s,e,c0004,0,5,0.02\n", r"line 4: has more cells than the first line has names"),
+        *(
+            (HEADER + f"a,s,e,c0001,,0.02\n\na,s,e,c0002,{text},\n", rf"peers.csv, line 4: ttft_s is '{text}'\. Write")
+            for text in ("fast", "nan", "NaN", "inf", "-inf", "-0.5", "0", "1e999")
+        ),
     ],
 )
 def test_a_faulty_file_is_one_line(tmp_path, text, said):
     (tmp_path / "peers.csv").write_text(text)
-    with pytest.raises(ServebookError, match=said):
+    with pytest.raises(ServebookError, match=said) as fault:
         peers.read(tmp_path)
+    assert "\n" not in str(fault.value)
+
+
+def test_a_file_from_a_spreadsheet_and_blanks_around_cells_are_read(tmp_path):
+    (tmp_path / "peers.csv").write_text("\ufeff" + HEADER.replace("\n", "\r\n") + "a 1, s ,e,c0002, 0.5 ,\r\n")
+    (peer,) = peers.read(tmp_path)
+    assert peer["points"] == [{"sweep": "s", "engine": "e", "point": "c0002", "metrics": {"ttft_s": 0.5}}]
 
 
 def test_only_held_out_points_that_both_speak_of_are_compared():

@@ -100,9 +100,22 @@ HEAD = "sweep,engine,point,concurrency,prompt_tokens,output_tokens,ttft_mean_s,t
             HEAD + "s,vllm,c1,1,512,128,0.1,0.02,-\n",
             r"point 1: decode_tok_per_s is '-'. Write a positive number, or leave",
         ),
-        (HEAD + "s,vllm,c1,1,512,128,-0.1,0.02,\n", r"ttft_mean_s is .*-0.1"),
-        (HEAD + "s,vllm,c1,1,512,128,inf,0.02,\n", r"ttft_mean_s is .*inf"),
-        (HEAD + "s,vllm,c1,,512,128,0.1,0.02,\n", r"concurrency is .*nan.*Write a positive number$"),
+        *(
+            (
+                HEAD + f"s,vllm,c1,1,512,128,{text},0.02,\n",
+                rf"ttft_mean_s is '{text}'\. Write a positive number, or leave",
+            )
+            for text in ("-0.1", "0.0", "inf", "-inf", "nan", "NaN", "NA", "null")
+        ),
+        (HEAD + "s,vllm,c1,,512,128,0.1,0.02,\n", r"concurrency is empty\. Write a positive whole number$"),
+        (HEAD + "s,vllm,c1,1.5,512,128,0.1,0.02,\n", r"concurrency is '1.5'\. Write a positive whole number$"),
+        (HEAD + "s,vllm,c1,nan,512,128,0.1,0.02,\n", r"concurrency is 'nan'"),
+        (HEAD + "s,vllm,c1,1,512,128,0,1,0,02,\n", r"has more cells than the first line has names"),
+        (
+            HEAD.replace("\n", ",itl_p99_s\n") + "s,vllm,c1,1,512,128,1,1,1,inf\n",
+            r"itl_p99_s is 'inf'\. Write a number",
+        ),
+        (HEAD.replace("\n", ",cache_hit_share\n") + "s,vllm,c1,1,512,128,1,1,1,1.2\n", r"Write a share from 0 to 1"),
         ('a\n1,2\n1,2,3\n"', "cannot read measured points"),
         ("", "cannot read measured points"),
     ],

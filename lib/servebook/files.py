@@ -1,11 +1,12 @@
-"""Whole files written in one step or not at all, JSON read back, and where the checkout is."""
+"""Whole files written in one step or not at all, JSON and CSV read back, and where the checkout is."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,27 @@ def read_json(path: Path) -> Any:
         raise ServebookError(
             f"cannot be read ({error})", str(path), "Remove the file; what depends on it is made again"
         ) from error
+
+
+def read_csv(path: Path, needed: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
+    """Every row of a file that somebody wrote, with where it stands ("FILE, line N"): its cells by column, as text
+    without blanks around it, '' where there is none.
+
+    Raises ServebookError for a file that cannot be read, a missing column, and a row of more cells than columns.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as f:  # spreadsheets write the mark
+            table = csv.DictReader(f, restval="")
+            rows = [(f"{path}, line {table.line_num}", row) for row in table]
+            columns = table.fieldnames or []
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ServebookError(f"cannot be read ({reason})", str(path), "Give a CSV file, in UTF-8") from None
+    if absent := [c for c in needed if c not in columns]:
+        raise ServebookError(f"has no column {', '.join(absent)}", str(path), f"Needed: {', '.join(needed)}")
+    if torn := next((where for where, row in rows if None in row), None):
+        raise ServebookError("has more cells than the first line has names", torn, "Quote a text that has a comma")
+    return [(where, {column: text.strip() for column, text in row.items()}) for where, row in rows]
 
 
 def differences(before: Any, after: Any, key: str = "") -> list[str]:

@@ -7,11 +7,12 @@ the peer's own settings and are not read.
 
 from __future__ import annotations
 
-import csv
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import files
 from .errors import ServebookError
 
 if TYPE_CHECKING:
@@ -24,33 +25,29 @@ NEEDED = ("peer", "sweep", "engine", "point")
 def read(run_dir: Path) -> list[dict[str, Any]]:
     """One stage a peer, in the file's order, as score.score takes them; [] where the run has no peers.csv.
 
-    Raises ServebookError for a missing column or a value that is no number.
+    Raises ServebookError for a missing column, a row that names no point, and a value that no figure can be.
     """
     from .score import MEASURED
 
     path = Path(run_dir) / FILE
-    try:
-        with path.open(encoding="utf-8", newline="") as f:
-            table = csv.DictReader(f)
-            rows, columns = list(table), table.fieldnames or []
-    except FileNotFoundError:
-        return []
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ServebookError(f"cannot be read ({error})", str(path), "Mend it, or remove it") from error
-    if absent := [c for c in NEEDED if c not in columns]:
-        raise ServebookError(f"has no column {', '.join(absent)}", str(path), f"Needed: {', '.join(NEEDED)}")
     stages: dict[str, list[dict[str, Any]]] = {}
-    for line, row in enumerate(rows, 2):
-        metrics = {}
-        for metric in MEASURED:
-            if text := (row.get(metric) or "").strip():
-                try:
-                    metrics[metric] = float(text)
-                except ValueError:
-                    raise ServebookError(f"{metric} is {text!r}, not a number", f"{path}, line {line}") from None
+    for where, row in files.read_csv(path, NEEDED) if path.exists() else []:
+        if unnamed := [c for c in NEEDED if not row[c]]:
+            raise ServebookError(f"{unnamed[0]} is empty", where, "Name the peer and its point")
+        metrics = {metric: _figure(metric, row[metric], where) for metric in MEASURED if row.get(metric)}
         point = {k: row[k] for k in ("sweep", "engine", "point")}
         stages.setdefault(row["peer"], []).append(point | {"metrics": metrics})
     return [{"stage": peer, "points": points} for peer, points in stages.items()]
+
+
+def _figure(metric: str, text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ServebookError(f"{metric} is {text!r}", where, "Write a positive number, or leave the cell empty")
+    return value
 
 
 def beside(

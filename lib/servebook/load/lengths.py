@@ -5,7 +5,6 @@ A request's length is a function of (distribution, seed, index) alone, so a run 
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from .. import files
 from ..errors import ServebookError
 
 SYNTAX = "512, 100:1000 (uniform), normal:512,128 or lognormal:512,256 (mean, sd), these with ,LOW,HIGH as bounds"
@@ -78,13 +78,13 @@ def parse(text: str) -> Length:
         if law in ("normal", "lognormal"):
             mean, sd, *bounds = (float(part) for part in rest.split(","))
             low, high = (int(bounds[0]), int(bounds[1])) if bounds else (1, 1 << 20)
-            if len(bounds) in (0, 2) and mean > 0 and sd >= 0 and 0 < low <= high:
+            if len(bounds) in (0, 2) and 0 < mean < math.inf and 0 <= sd < math.inf and 0 < low <= high:
                 return Spread("normal" if law == "normal" else "lognormal", mean, sd, low, high)
         else:
             low, high = int(law), int(rest or law)
             if 0 < low <= high:
                 return low if low == high else (low, high)
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, OverflowError):  # of int(inf)
         pass
     raise ValueError(f"{text!r} is no length; valid: {SYNTAX}")
 
@@ -94,21 +94,17 @@ def read_csv(path: Path) -> tuple[Listed, Listed]:
 
     Raises ServebookError for a file that cannot be read, lacks a column, or holds anything but positive counts.
     """
-    try:
-        with path.open(encoding="utf-8", newline="") as f:
-            rows = list(csv.DictReader(f))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ServebookError(f"cannot read the lengths ({error})", str(path)) from None
-    pairs = []
-    for line, row in enumerate(rows, 2):
-        try:
-            pair = int(row["prompt_tokens"]), int(row["output_tokens"])
-        except (KeyError, TypeError, ValueError):
-            pair = 0, 0
-        if min(pair) < 1:
-            fix = "The first line is prompt_tokens,output_tokens; every other holds two counts of at least 1"
-            raise ServebookError("no prompt and output length", f"{path}, line {line}", fix)
-        pairs.append(pair)
-    if not pairs:
+    columns = "prompt_tokens", "output_tokens"
+    found: dict[str, list[int]] = {column: [] for column in columns}
+    for where, row in files.read_csv(path, columns):
+        for column in columns:
+            try:
+                count = int(row[column])
+            except ValueError:
+                count = 0
+            if count < 1:
+                raise ServebookError(f"{column} is {row[column]!r}", where, "Write a whole number of at least 1")
+            found[column].append(count)
+    if not found["prompt_tokens"]:
         raise ServebookError("holds no lengths", str(path), "One request a line under prompt_tokens,output_tokens")
-    return Listed(tuple(p for p, _ in pairs)), Listed(tuple(o for _, o in pairs))
+    return Listed(tuple(found["prompt_tokens"])), Listed(tuple(found["output_tokens"]))
