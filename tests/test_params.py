@@ -112,6 +112,11 @@ def test_a_missing_file_names_its_neighbour():
         ("shares_of_capacity: [0.3, 0.6]", "rates_per_s: [0.3, 0.3]", "rates_per_s: 0.3 is given twice"),
         ("shares_of_capacity: [0.3, 0.6]", "rates_per_s: [0.0001, 0.0002]", "rates_per_s: 0.0002 is given twice"),
         ("shares_of_capacity: [0.3, 0.6]", "rates_per_s: [1.0e+9]", "rates_per_s[0]: input should be less than"),
+        (
+            "shares_of_capacity: [0.3, 0.6]",
+            "rates_per_s: [1]\n    gamma_shape: 0.5",
+            "Set arrivals: gamma, or leave it out",
+        ),
         ("warmup_requests: 4", "warmup_requests: 1000000000", "load.warmup_requests: input should be less than"),
         (
             "max_requests: 40",

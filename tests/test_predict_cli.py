@@ -152,3 +152,12 @@ def test_figures_that_mean_nothing_are_one_line(capsys, command):
     assert main([command[0], str(ROOT / "params/a40-qwen2.5-7b.yaml"), *command[1:]]) == 1
     err = capsys.readouterr().err
     assert f"servebook: {command[1]}: " in err and err.count("\n") == 1
+
+
+def test_a_budget_of_money_needs_a_price(tmp_path, capsys):
+    text = (ROOT / "params/demo.yaml").read_text().replace("  price_per_hour: 0.10", "  # price_per_hour: 0.10")
+    (tmp_path / "p.yaml").write_text(text)
+    assert main(["plan", str(tmp_path / "p.yaml"), "--budget-cost", "1"]) == 1
+    told = capsys.readouterr()
+    assert told.err.startswith("servebook: hardware.price_per_hour: --budget-cost needs a price. Set it to")
+    assert told.err.count("\n") == 1 and not told.out

@@ -25,6 +25,7 @@ def read(argv: list[str] | None) -> argparse.Namespace:
     status 2 and one line for a value that cannot be.
     """
     o = _parser().parse_args(argv)
+    _refuse_unheard(o)
     if o.lengths:
         o.prompt_tokens, o.output_tokens = lengths.read_csv(o.lengths)
     o.arrivals_s = _arrivals(o.replay) if o.replay else []
@@ -41,6 +42,22 @@ def read(argv: list[str] | None) -> argparse.Namespace:
     if o.prefix_tokens >= mean:
         raise ServebookError("leaves no token of a prompt its own", "--shared-prefix", "Give less than the prompt")
     return o
+
+
+def _refuse_unheard(o: argparse.Namespace) -> None:
+    """An option that what it is for does not stand beside would be ignored in silence; then what is not given."""
+    text = o.text or o.chat
+    for option, given, hint, heard in (
+        ("--arrivals", o.arrivals, "Give --rate", o.rate),
+        ("--gamma-shape", o.gamma_shape, "Give --arrivals gamma", o.arrivals == "gamma"),
+        ("--prompt-tokens", o.prompt_tokens, "--lengths tells them", not o.lengths),
+        ("--output-tokens", o.output_tokens, "--lengths tells them", not o.lengths),
+        ("--vocab", o.vocabs, "--text and --chat send words", not text),
+    ):
+        if given and not heard:
+            raise ServebookError("would not be heard", option, f"{hint}, or leave it out")
+    o.arrivals, o.gamma_shape, o.vocabs = o.arrivals or "poisson", o.gamma_shape or 1.0, o.vocabs or VOCABS
+    o.prompt_tokens, o.output_tokens = o.prompt_tokens or 512, o.output_tokens or 128
 
 
 def rule_of(o: argparse.Namespace, spec: PointSpec) -> Rule:
@@ -66,11 +83,11 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument("--concurrency", type=_counts, default=[1], help="closed loop at so many; several: 1,2,4")
     how.add_argument("--rate", type=_rates, help="open loop at so many requests a second; several: 0.5,1,2")
     how.add_argument("--replay", type=Path, metavar="FILE", help="open loop: arrivals in FILE, seconds, one a line")
-    p.add_argument("--arrivals", choices=("poisson", "constant", "gamma"), default="poisson")
-    p.add_argument("--gamma-shape", type=_positive, default=1.0, help="below 1 burstier than Poisson")
+    p.add_argument("--arrivals", choices=("poisson", "constant", "gamma"), help="of --rate; default: poisson")
+    p.add_argument("--gamma-shape", type=_positive, help="of --arrivals gamma: below 1 burstier than Poisson")
     p.add_argument("--ramp", action="store_true", help="several loads are stages of one, with no pause between them")
-    p.add_argument("--prompt-tokens", type=_length, default=512, help=lengths.SYNTAX)
-    p.add_argument("--output-tokens", type=_length, default=128, help="likewise")
+    p.add_argument("--prompt-tokens", type=_length, help=f"{lengths.SYNTAX}; default: 512")
+    p.add_argument("--output-tokens", type=_length, help="likewise; default: 128")
     p.add_argument("--lengths", type=Path, metavar="FILE", help="CSV with the columns prompt_tokens and output_tokens")
     p.add_argument(
         "--turns", type=_count, default=1, help="requests of a conversation: each has all before it in its prompt"
@@ -85,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--timeout", type=_positive, default=600.0, metavar="S", help="a request fails after so long")
     p.add_argument("--seed", type=_whole, help="of prompts and arrivals; else a fresh one, so no prompt repeats")
     p.add_argument(
-        "--vocab", dest="vocabs", type=_range, default=VOCABS, metavar="LOW:HIGH",
+        "--vocab", dest="vocabs", type=_range, metavar="LOW:HIGH",
         help=f"token ids prompts draw from, HIGH left out; default: {tried}, the first that the server takes",
     )  # fmt: skip
     p.add_argument("--no-batching", action="store_true", help="the server decodes one request at a time")

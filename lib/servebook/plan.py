@@ -41,14 +41,20 @@ def plan(
     """Every point with its predicted seconds (warm-up included) and cost, engine starts, the total, and for a budget
     the points to drop: those that take the most seconds, each sweep keeping its first point.
 
+    Raises ServebookError for a budget that is no positive number, and for one of money where no price is given.
     Returns {"rows": [{sweep, engine, point, wall_s, cost, fits, note, dropped}], "total_s", "total_cost", "currency",
     "price_per_hour", "budget_s", "within_budget"}.
     """
     for option, budget in (("--budget-minutes", budget_minutes), ("--budget-cost", budget_cost)):
         if budget is not None and not 0 < budget < math.inf:
             raise ServebookError(f"{budget:g} is no budget", option, "Give a positive number")
-    prediction = predict_run(params, shape, gpu, facts=facts, calibration=calibration, n_samples=2)
     price = params.hardware.price_per_hour
+    if budget_cost is not None and not price:
+        raise ServebookError(
+            "--budget-cost needs a price", "hardware.price_per_hour",
+            "Set it to what an hour of the machine costs, or give --budget-minutes",
+        )  # fmt: skip
+    prediction = predict_run(params, shape, gpu, facts=facts, calibration=calibration, n_samples=2)
     rows: list[dict[str, Any]] = []
     for engine in params.engines:
         rows.append(_row("start", engine, "start", start_seconds(params, engine, shape, gpu), price, True, None))
@@ -65,7 +71,7 @@ def plan(
             rows.append(_row(sweep, engine, p["point"], wall, price, p["fits"], note))
     total = sum(r["wall_s"] for r in rows)
     budgets = [60 * budget_minutes] if budget_minutes is not None else []
-    if budget_cost is not None and price > 0:
+    if budget_cost is not None:
         budgets.append(3600 * budget_cost / price)
     most = min(budgets) if budgets else None
     kept = total if most is None else _drop(rows, most)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from .param_types import Clients, Count, Once, Positive, Rate, Strict
+from .param_types import Clients, Count, Once, Positive, Rate, Strict, unfit
 from .points import PointSpec, RepeatedPoint
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ class ArrivalRateSweep(SweepKind):
     def _one_source(self) -> ArrivalRateSweep:
         if bool(self.rates_per_s) == bool(self.shares_of_capacity):
             raise ValueError("give exactly one of rates_per_s and shares_of_capacity")
+        if self.gamma_shape != 1.0 and self.arrivals != "gamma":
+            raise unfit(f"gamma_shape says nothing of {self.arrivals} arrivals", "Set arrivals: gamma, or leave it out")
         return self
 
     def points(self, name: str, engine: str, how: Engine, capacity_per_s: float | None) -> list[PointSpec]:
