@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from servebook.engines import ports, process, records
+from servebook.engines import guard, ports, process, records
 from servebook.errors import ServebookError
 
 DOUBLE = str(Path(__file__).with_name("engine_double.py"))
@@ -70,6 +71,18 @@ def test_started_joined_and_stopped(tmp_path: Path) -> None:
 def test_server_is_out_of_reach_of_the_terminal(tmp_path: Path) -> None:
     with process.launch("e", double(), tmp_path) as server:
         assert os.getsid(server.pid) != os.getsid(0) and os.getpgid(server.pid) != os.getpgid(0)
+
+
+def test_a_server_may_hold_more_clients_than_the_shell_has_files(tmp_path: Path) -> None:
+    """With 1,024 files the naive server turned away 500 of 1,500 clients, and whoever asked for its health."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = guard.OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, guard.OPEN_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        with process.launch("e", double(), tmp_path) as server:
+            assert resource.prlimit(server.pid, resource.RLIMIT_NOFILE) == (most, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("victim", ["server", "guard"])

@@ -280,6 +280,29 @@ def test_end_of_the_models_process_ends_the_server(tmp_path: Path) -> None:
     assert gone(worker)
 
 
+def test_who_waits_when_the_server_is_stopped_is_told_so(tmp_path: Path) -> None:
+    running = start(tmp_path)
+
+    async def ask(session: aiohttp.ClientSession) -> str:
+        try:
+            body = {"prompt": PROMPT, "max_tokens": 4000, "ignore_eos": True}
+            async with session.post(f"{running.url}/v1/completions", json=body) as answer:
+                return f"{answer.status} {await answer.text()}"
+        except aiohttp.ClientError:
+            return "cut off"
+
+    async def crowd(session: aiohttp.ClientSession) -> list[str]:
+        asked = [asyncio.create_task(ask(session)) for _ in range(30)]
+        while await asyncio.to_thread(gauge, running.url, "num_requests_waiting") < 29:
+            await asyncio.sleep(0.02)
+        await asyncio.to_thread(running.stop)
+        return list(await asyncio.gather(*asked))
+
+    told = client(crowd)
+    assert all(t == "cut off" or (t.startswith("500") and "the model's process ended" in t) for t in told), set(told)
+    assert any(t != "cut off" for t in told) and "Transport" not in running.log_tail(100)
+
+
 def test_unusable_model_is_one_line(tmp_path: Path) -> None:
     folder = tmp_path / "broken"
     folder.mkdir()

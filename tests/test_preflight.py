@@ -245,16 +245,14 @@ def test_folders_are_written_to_and_programs_run_from_them(tmp_path: Path) -> No
     assert check.status == "fail" and "Permission denied" in check.detail and "TMPDIR" in check.fix
 
 
-def test_file_descriptors_for_the_largest_concurrency() -> None:
+@pytest.mark.parametrize(("hard", "status"), [(3071, "fail"), (3072, "ok"), (resource.RLIM_INFINITY, "ok")])
+def test_file_descriptors_for_the_largest_concurrency(hard: int, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = {"kind": "concurrency", "prompt_tokens": 8, "output_tokens": 8, "concurrency": [1, 640]}
     machine = preflight.Machine(run_params(sweeps={"s": sweep}), None, None)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (600, hard))
-        check = found("open files", machine)
-        assert check.status == "fail" and "C = 640" in check.detail and "ulimit -n" in check.fix
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (600, hard))  # what is needed is asked for
+    check = found("open files", machine)
+    assert check.status == status and "C = 640 needs 3072" in check.detail
+    assert status == "ok" or "ulimit -Hn" in check.fix
 
 
 def test_port_in_use() -> None:

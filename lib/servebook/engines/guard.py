@@ -5,6 +5,8 @@ even by SIGKILL) or on SIGTERM, the server gets SIGTERM, what it leaves behind t
 is left gets SIGKILL. A second SIGTERM skips the grace. Orphans of the server are reparented to this process, so a
 worker that outlives its parent (vLLM's engine core does) is found and ended as well.
 
+The server may open as many files as the system allows, up to OPEN_FILES: a shell's 1,024 are 1,000 clients.
+
 First line on stdout: {"pid": server's pid}. Exit status: the server's, 128 + N where signal N ended it.
 """
 
@@ -14,6 +16,7 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -23,11 +26,20 @@ import time
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 POLL_S = 0.5  # the pipe and SIGCHLD wake the guard at once; this only bounds a missed wake-up
 ORPHAN_GRACE_S = 3.0
+OPEN_FILES = 65_536
 
 
 def _prctl(option: int, value: int) -> None:
     with contextlib.suppress(OSError, AttributeError):  # not on Linux: no reparenting, the process group must do
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def _allow_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def descendants(root: int) -> list[int]:
@@ -69,6 +81,7 @@ class Guard:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_stop)
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        _allow_open_files()
         # The server dies with the guard: a SIGKILL of the guard itself must not leave it behind
         self.server = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True,

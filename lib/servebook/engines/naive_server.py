@@ -74,9 +74,9 @@ class Worker:
 
     async def tokens(self, job: Job) -> AsyncGenerator[int]:
         """A request's tokens. Closing it early ends the request with the step at hand, and waits for that."""
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdout is not None
         request = {"prompt": job.prompt, "max_tokens": job.max_tokens, "eos": job.eos}
-        self.process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._tell(json.dumps(request).encode())
         ended = False
         try:
             while (line := await self.process.stdout.readline()).rstrip().isdigit():
@@ -84,10 +84,16 @@ class Worker:
             ended = True
         finally:
             if not ended:  # the reader left, before the first token or between two
-                self.process.stdin.write(b"stop\n")
+                self._tell(b"stop")
                 await asyncio.shield(self._until_end())
         if not line.startswith(b"end"):
             raise RuntimeError(line.decode().removeprefix("error ").strip() or "the model's process ended")
+
+    def _tell(self, line: bytes) -> None:
+        """A line to the process; none once it has ended, which whoever reads its answer finds out."""
+        assert self.process.stdin is not None
+        if not self.process.stdin.is_closing():
+            self.process.stdin.write(line + b"\n")
 
     async def _until_end(self) -> None:
         assert self.process.stdout is not None
