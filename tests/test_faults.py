@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +81,18 @@ def mock() -> Iterator[str]:
 
 
 class Run:
-    """`servebook run` of the sweep's notebook, and every process that it brings about."""
+    """`servebook run` of the sweep's notebook (or another command), and every process that it brings about."""
 
-    def __init__(self, params: Path, *, only: str = "03_short_prompts", preexec: Any = None, **env: str) -> None:
+    def __init__(
+        self, params: Path, *, only: str = "03_short_prompts", command: Sequence[str] = (), preexec: Any = None,
+        **env: str,
+    ) -> None:  # fmt: skip
+        name, *options = command or ("run", *(["--only", only] if only else []))
         self.dir, self.log = params.parent / "out/r", params.parent / "said.txt"
         self.mark = f"FAULT_{os.urandom(4).hex()}"
         with self.log.open("a") as said:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "servebook.cli", "run", str(params), *(["--only", only] if only else [])],
+                [sys.executable, "-m", "servebook.cli", name, str(params), *options],
                 env={**os.environ, "SERVEBOOK_OUTPUTS": str(params.parent / "out"), self.mark: "1", **env},
                 stdout=said, stderr=said, cwd=ROOT, preexec_fn=preexec,
             )  # fmt: skip
@@ -201,6 +205,24 @@ def test_ctrl_c_sigterm_and_a_closed_terminal_are_orderly(tmp_path: Path, stage:
     if stage == "measuring":
         assert complete_rows(run.dir, "c0001") >= 1
         assert [n["what"] for n in Book.at(run.dir).sessions.spent()] == ["starting", "lost", "ending"]
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("when", ["starting", "serving", "twice"])
+def test_serve_is_meant_to_end_by_a_signal(tmp_path: Path, sent: signal.Signals, when: str) -> None:
+    served = Run(write_params(tmp_path, OWNED), command=("serve", "--engine", "e"))
+    if when == "starting":
+        served.until((served.dir / "engines/e.json").exists)
+    else:
+        served.until(lambda: "servebook measure" in served.said)
+    if when == "twice":
+        os.kill(json.loads((served.dir / "engines/e.json").read_text())["pid"], signal.SIGSTOP)
+        served.process.send_signal(sent)
+        time.sleep(1.0)
+    served.process.send_signal(sent)
+    assert served.end(20) == (130 if when == "twice" else 0), served.said
+    assert served.said.splitlines()[-1] == ("servebook: ended at once" if when == "twice" else "e ended")
+    assert "Traceback" not in served.said
 
 
 def test_ctrl_c_twice_is_now(tmp_path: Path) -> None:

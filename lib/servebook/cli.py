@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         "--gpu", action="append", default=[], metavar="NAME[=PRICE]", help="another GPU of the catalog; may be repeated"
     )
     sub.add_argument("--json", action="store_true")
-    sub = command("serve", _serve, "start an engine in the foreground; Ctrl-C stops it and all it started")
+    sub = command("serve", _serve, "start an engine in the foreground; Ctrl-C or SIGTERM stops it and all it started")
     sub.add_argument("--engine", required=True, metavar="NAME")
     sub = command("grid", _grid, "one parameter file for every combination of settings")
     sub.add_argument(
@@ -195,17 +195,18 @@ def _grid(options: argparse.Namespace) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     from .book import Book
+    from .lock_and_signals import orderly_signals
 
     book = Book.open(options.params, create=True)
     book.engine_names(options.engine)
     try:
-        with book.engine(options.engine) as engine:
+        with orderly_signals(kept=""), book.engine(options.engine) as engine:
             print(f"{options.engine}: {engine.url}/v1 serves {engine.model}; Ctrl-C stops it")
             print(_measuring(engine, getattr(book.params.engines[options.engine], "api_key_env", None)), flush=True)
             while engine.alive():
                 engine.wait(1.0)
             raise ServebookError(f"{options.engine} ended by itself", engine.url, engine.log_tail(5))
-    except KeyboardInterrupt:  # how it is meant to end
+    except KeyboardInterrupt:  # how it is meant to end, whoever asks for it
         print(f"\n{options.engine} ended", flush=True)
         return 0
 

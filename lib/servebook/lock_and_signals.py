@@ -52,15 +52,21 @@ def _hold(lock: IO[str], how: int, run_dir: Path) -> None:
         ) from None
 
 
+KEPT = "; what was measured is kept, run again to go on"
+
+
 @contextlib.contextmanager
-def orderly_signals() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and a closed terminal unwind, and engines and kernels end in order; the second time, at once."""
+def orderly_signals(kept: str = KEPT) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and a closed terminal unwind, and engines and kernels end in order; the second time, at once.
+
+    kept: what is said then after "ended at once".
+    """
     asked = False
 
     def unwind(*_: Any) -> None:
         nonlocal asked
         if asked:
-            _end_now()
+            _end_now(kept)
         asked = True
         # what is interrupted leaves tasks that nobody waits for; asyncio would show their tracebacks at the end
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
@@ -80,7 +86,7 @@ def orderly_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _end_now() -> None:
+def _end_now(kept: str) -> None:
     """SIGKILL to everything that this process brought about, and out."""
     import psutil
 
@@ -89,5 +95,5 @@ def _end_now() -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(below, timeout=5)
-    os.write(2, b"\nservebook: ended at once; what was measured is kept, run again to go on\n")
+    os.write(2, f"\nservebook: ended at once{kept}\n".encode())
     os._exit(130)
