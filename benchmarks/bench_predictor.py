@@ -144,8 +144,8 @@ class Reference:
 
     METRICS = ("ttft_s", "tpot_s", "output_tok_per_s")
 
-    def __init__(self, run: str = "h200-qwen2.5-7b") -> None:
-        self.dir = ROOT / "outputs" / "reference" / run
+    def __init__(self, run_dir: Path) -> None:
+        self.dir = run_dir
         self.params = params.load(self.dir / "params.yaml")
         self.shape = model.load_shape(self.params.model, self.dir)
         self.gpu = hardware.Gpu(**self._json("hardware.json")["gpu"])
@@ -154,20 +154,6 @@ class Reference:
 
     def _json(self, name: str) -> dict:
         return json.loads((self.dir / name).read_text(encoding="utf-8"))
-
-    @property
-    def salt(self) -> str | None:
-        """What the clients' pauses were drawn from as well, until 2026-11-29; None where it was not kept."""
-        path = self.dir / "requests" / "prompts.salt"
-        return path.read_text() if path.exists() else None
-
-    def _pauses(self, spec: PointSpec) -> str:
-        if self.salt is None:
-            return ""
-        labels = (self.params.load.seed, self.dir.name, self.salt)
-        if isinstance(spec, RepeatedPoint):
-            return str((*labels, spec.prompt_set))
-        return str((*labels, spec.sweep, spec.engine, spec.point, 0))
 
     def now(self) -> list[dict]:
         """Entries as today's predictor would freeze them, from the calibration points only."""
@@ -179,7 +165,7 @@ class Reference:
                 facts = {name: self._json(f"engines/{name}.json")}
                 told = predict.predict_run(
                     self.params, self.shape, self.gpu, facts=facts, calibration=learned, engines=[name],
-                    capacity_per_s=e["capacity_per_s"], pauses=self._pauses,
+                    capacity_per_s=e["capacity_per_s"],
                 )  # fmt: skip
                 entries.append({"stage": e["stage"], "points": told["points"]})
         return entries
@@ -220,8 +206,7 @@ def reference() -> None:
     for path in sorted((ROOT / "outputs" / "reference").glob("*/predictions.json")):
         run = Reference(path.parent.name)
         said = [run.scores([p]) for p in run.peers()]
-        pauses = "as its clients drew them" if run.salt else "not kept, an average over seeds"
-        print(f"  {run.dir.name} (clients' pauses: {pauses})")
+        print(f"  {run.dir.name}")
         frozen, now = run.scores(run.frozen), run.scores(run.now())
         for key in frozen:
             before, after = (f"{100 * e:5.1f} % {i:>3} of {n:<3}" for e, i, n in (frozen[key], now[key]))

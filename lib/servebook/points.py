@@ -38,12 +38,6 @@ class RepeatedPoint(PointSpec):
     prompt_set: str = ""
 
 
-def pauses_seed(spec: PointSpec, seed: int) -> str:
-    """What the pauses of a closed loop's clients are drawn from, by the load client and by the predictor alike: which
-    requests meet in a step depends on them, and stays so for as long as the point lasts."""
-    return f"pauses {seed} {spec.sweep} {spec.engine} {spec.point}"
-
-
 def calibration_points(params: RunParams, engine: str) -> list[PointSpec]:
     """The C = 1 points that the predictor may learn from, in the order given."""
     return [

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from . import simulation
@@ -48,7 +49,6 @@ class Scenario:
     hit_share: float = 0.0  # share of prompts whose tokens are already in the prefix cache
     running_gauge: bool = False  # decode rate by vLLM's running gauge, as in the posts; else in flight − waiting gauge
     cached_prompts: int = 0  # instead of hit_share: the first so many prompts are there, and none after them
-    pauses: str = ""  # seed of the very pauses that the client will draw, where it is known
     overlap: int = 0  # of one group of several, whose load is its share already: chunks in the pipeline at once
 
     @property
@@ -59,8 +59,6 @@ class Scenario:
         n = layout.groups
         if n == 1 or self.overlap:
             return [(self, 1)]
-        if self.pauses:  # nobody knows which client's requests go to which group
-            return replace(self, pauses="").groups
         names = ("min_requests", "max_requests", "warmup_requests")
         share = load.model_copy(update={k: -(-getattr(load, k) // n) for k in names})
         if spec.rate_per_s is not None:
@@ -99,7 +97,7 @@ class Scenario:
             warmup, count = max(c, load.warmup_requests), most
         return Traffic(
             self.prompts(seed), concurrency=c, jitter_s=load.jitter_s, warmup=warmup, requests=requests or count,
-            seed=self.pauses or seed,
+            seed=seed,
         )  # fmt: skip
 
     def simulate(self, times: Times, seed: int = 1, requests: int | None = None, *, log: bool = False) -> Result:
@@ -199,11 +197,17 @@ def whole_rounds(least: int, concurrency: int | None) -> int:
 
 def average(outcomes: Sequence[Outcome]) -> Outcome:
     """The mean of several seeds' outcomes."""
-    n = len(outcomes)
-    names = [f for f in Outcome.__dataclass_fields__ if f not in ("measured", "preemptions")]
-    mean = {f: sum(getattr(o, f) for o in outcomes) / n for f in names}
-    counts = {f: round(sum(getattr(o, f) for o in outcomes) / n) for f in ("measured", "preemptions")}
-    return replace(outcomes[0], **mean, **counts)
+    return _merged(outcomes, lambda values: sum(values) / len(values))
+
+
+def typical(outcomes: Sequence[Outcome]) -> Outcome:
+    """The middle of outcomes that scatter by factors: geometric means, where all are positive."""
+    return _merged(outcomes, lambda v: statistics.geometric_mean(v) if min(v) > 0 else sum(v) / len(v))
+
+
+def _merged(outcomes: Sequence[Outcome], middle: Callable[[list[float]], float]) -> Outcome:
+    found = {f: middle([float(getattr(o, f)) for o in outcomes]) for f in Outcome.__dataclass_fields__}
+    return replace(outcomes[0], **found | {f: round(found[f]) for f in ("measured", "preemptions")})  # type: ignore[arg-type]
 
 
 def capacity_per_s(

@@ -41,7 +41,7 @@ class Traffic:
     warmup: int = 0
     requests: int = 100
     max_seconds: float = math.inf
-    seed: int | str = 1  # of the jitter
+    seed: int = 1  # of the jitter
 
 
 def seconds_of(r: Request, of: str) -> float | None:

@@ -66,8 +66,8 @@ def parse(lines: bytes) -> dict[str, float]:
 
 
 class GpuSampler:
-    """The first visible GPU's power and its limits, clock, memory, utilization, and what holds its clock down, through NVML;
-    nothing where there is none."""
+    """Power and its limits, clock, memory, utilization of the first GPU this process may use, and what holds its clock
+    down, through NVML; nothing where there is none."""
 
     def __init__(self) -> None:
         self._nvml: Any = None

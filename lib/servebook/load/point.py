@@ -16,7 +16,7 @@ from .. import files, results
 from ..audit import judge
 from ..errors import ServebookError
 from ..params import Load, Slo
-from ..points import PointSpec, pauses_seed
+from ..points import PointSpec
 from . import arrivals, finished, summary
 from .client import Client, Reply, now
 from .lengths import Length
@@ -128,7 +128,8 @@ async def measure_ramp(
         )
         bodies = Bodies(prompts, payload, output_lengths or first.output_tokens, chat=chat)
         closed = first.rate_per_s is None and not replay_s
-        seed = pauses_seed(first, load.seed)
+        # a point that is measured again has the same pauses
+        seed = f"pauses {load.seed} {first.sweep} {first.engine} {first.point}"
         closed_loop = ClosedLoop(client, bodies, jitter_s=load.jitter_s, seed=seed, turns=turns)
         open_loop = OpenLoop(client, bodies)
         stack.enter_context(quiet_collector())
