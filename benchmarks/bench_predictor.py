@@ -8,18 +8,24 @@ Accuracy is deterministic. `--quick` leaves out the sensitivity and cross-valida
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import json
 import resource
 import sys
+import tarfile
+import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 from servebook import freezing, hardware, model, params, peers, predict, results, score, simulation
 from servebook.calibrate import calibrate
 from servebook.params import ModelParams
-from servebook.points import PointSpec, RepeatedPoint
+from servebook.points import PointSpec
 from servebook.priors import Prior, vllm_priors
 from servebook.scenario import Scenario, average, whole_rounds
 from servebook.scheduler import SchedulerConfig
@@ -139,10 +145,14 @@ def accuracy(tables: list[Table]) -> None:
     print(f"  naive server, FIFO from its own C = 1 points: TTFT at most {100 * max(naive):.2f} % off")
 
 
+Cells = dict[tuple[str, str, str], list[tuple[float, bool]]]  # (engine, group, metric): (error, whether inside) a point
+Scores = dict[tuple[str, str, str], tuple[float, int, int]]  # mean absolute error, points inside the interval, points
+METRICS = ("ttft_s", "tpot_s", "output_tok_per_s")
+HELD_OUT = ("vllm", "C>1")  # what the pooled lines are of
+
+
 class Reference:
     """A kept run: what was frozen before its points were measured, what this predictor says of them, and the peers."""
-
-    METRICS = ("ttft_s", "tpot_s", "output_tok_per_s")
 
     def __init__(self, run_dir: Path) -> None:
         self.dir = run_dir
@@ -150,15 +160,22 @@ class Reference:
         self.shape = model.load_shape(self.params.model, self.dir)
         self.gpu = hardware.Gpu(**self._json("hardware.json")["gpu"])
         self.points = results.read_points(self.dir)
-        self.frozen = freezing.standing(self._json("predictions.json")["frozen"])
+        self._measured = {freezing.key(p): p for p in self.points}
+        self._standing = freezing.standing(self._json("predictions.json")["frozen"])
+        self.frozen = self._cells(self._standing)
+        # others say nothing of other engines than vLLM, and give no intervals
+        self.peers = {
+            p["stage"]: self._cells([{"stage": "peer:vllm", "points": p["points"]}]) for p in peers.read(self.dir)
+        }
 
     def _json(self, name: str) -> dict:
         return json.loads((self.dir / name).read_text(encoding="utf-8"))
 
-    def now(self) -> list[dict]:
-        """Entries as today's predictor would freeze them, from the calibration points only."""
+    @cached_property
+    def now(self) -> Cells:
+        """Today's predictor in place of the one that froze, from the calibration points only."""
         entries = []
-        for e in self.frozen:
+        for e in self._standing:
             name = e["stage"].partition(":")[2]
             if name:
                 learned = [p for p in self.points if p["engine"] == name and p["sweep"] == "calibration"]
@@ -168,28 +185,22 @@ class Reference:
                     capacity_per_s=e["capacity_per_s"],
                 )  # fmt: skip
                 entries.append({"stage": e["stage"], "points": told["points"]})
-        return entries
+        return self._cells(entries)
 
-    def peers(self) -> list[dict]:
-        """What others say of vLLM's points, as entries; they give no intervals."""
-        return [{"stage": f"{p['stage']}:vllm", "points": p["points"]} for p in peers.read(self.dir)]
-
-    def scores(self, entries: list[dict]) -> dict[tuple[str, str, str], tuple[float, int, int]]:
-        """{(engine, group, metric): (mean absolute error, points inside the 80 % interval, points)}; groups: "C = 1"
-        (prompt lengths and loads of one client), "C > 1", "open" loops, and "again": prompts sent before. Calibration
-        points are left out."""
-        measured = {freezing.key(p): p for p in self.points}
-        cells: dict[tuple[str, str, str], list[tuple[float, bool]]] = {}
+    def _cells(self, entries: list[dict]) -> Cells:
+        """What entries got wrong. Groups: "C=1" (prompt lengths and loads of one client), "C>1", "open" loops, and
+        "again": prompts sent before. Calibration points and the datasheet's entry are left out."""
+        cells: Cells = {}
         for entry in entries:
             engine = entry["stage"].partition(":")[2]
             for p in entry["points"]:
-                m = measured.get(freezing.key(p))
+                m = self._measured.get(freezing.key(p))
                 if not engine or m is None or p["sweep"] == "calibration":
                     continue
-                group = "open" if m["rate_per_s"] else "C > 1" if m["concurrency"] > 1 else "C = 1"
+                group = "open" if m["rate_per_s"] else "C>1" if m["concurrency"] > 1 else "C=1"
                 if any(score.REPEATED in reason for reason in m["reasons"] or ()):
                     group = "again"
-                for metric in self.METRICS:
+                for metric in METRICS:
                     said, real = p["metrics"].get(metric), m[metric.replace("t_s", "t_mean_s")]
                     if said is None:
                         continue
@@ -197,22 +208,56 @@ class Reference:
                         said = {"value": said, "low": said, "high": said}
                     cell = abs(said["value"] / real - 1), said["low"] <= real <= said["high"]
                     cells.setdefault((engine, group, metric), []).append(cell)
-        return {k: (sum(e for e, _ in v) / len(v), sum(i for _, i in v), len(v)) for k, v in cells.items()}
+        return cells
+
+
+@contextlib.contextmanager
+def kept_runs() -> Iterator[dict[str, list[Reference]]]:
+    """The H200 runs: the earlier ones, unpacked as long as this lasts, and the latest, which taught nothing before
+    they were frozen."""
+    kept = ROOT / "outputs" / "reference"
+    with tempfile.TemporaryDirectory() as unpacked:
+        with tarfile.open(kept / "earlier.tar.xz") as archive:
+            archive.extractall(unpacked, filter="data")
+        yield {
+            kind: [Reference(path.parent) for path in sorted(folder.glob("*/predictions.json"))]
+            for kind, folder in (("earlier", Path(unpacked)), ("latest", kept))
+        }
+
+
+def scores(runs: Iterable[Cells]) -> Scores:
+    """Of one run, or of several together."""
+    pooled: Cells = {}
+    for cells in runs:
+        for key, values in cells.items():
+            pooled.setdefault(key, []).extend(values)
+    return {k: (sum(e for e, _ in v) / len(v), sum(i for _, i in v), len(v)) for k, v in pooled.items()}
+
+
+def reference_rows(name: str, runs: list[Reference], only: tuple[str, str] | None = None) -> Iterator[str]:
+    """A row an engine and group, and below those of vLLM at C > 1 what peers got wrong on the same points."""
+    frozen, now = scores(r.frozen for r in runs), scores(r.now for r in runs)
+    for engine, group in [only] if only else dict.fromkeys(key[:2] for key in frozen):
+        keys = [(engine, group, metric) for metric in METRICS]
+        cells = [f"{100 * s[k][0]:6.1f} {s[k][1]:3d}" for k in keys for s in (frozen, now)]
+        yield f"  {name:<38}{engine:<6}{group:<6}{frozen[keys[0]][2]:3d}{''.join(cells)}"
+        for peer in runs[0].peers if (engine, group) == HELD_OUT else ():
+            said = scores(r.peers[peer] for r in runs)
+            yield f"    {peer:<51}" + "".join(f"{100 * said[k][0]:6.1f}".ljust(20) for k in keys).rstrip()
 
 
 def reference() -> None:
-    print("\nThe kept runs: mean absolute error and points inside the 80 % interval, as frozen before measuring -> now")
-    print("  what is better now was learned from these runs, above all the first and its repeat; only frozen is blind")
-    for path in sorted((ROOT / "outputs" / "reference").glob("*/predictions.json")):
-        run = Reference(path.parent.name)
-        said = [run.scores([p]) for p in run.peers()]
-        print(f"  {run.dir.name}")
-        frozen, now = run.scores(run.frozen), run.scores(run.now())
-        for key in frozen:
-            before, after = (f"{100 * e:5.1f} % {i:>3} of {n:<3}" for e, i, n in (frozen[key], now[key]))
-            engine, group, metric = key
-            beside = ", ".join(f"{100 * s[key][0]:.1f}" for s in said if key in s and group == "C > 1")
-            print(f"    {engine:<5}{group:<6}{metric:<17}{before}-> {after}{f'  peer {beside} %' if beside else ''}")
+    print(
+        "\nThe kept runs: mean absolute error in % and points inside the 80 % interval, frozen before measuring, and of"
+    )
+    print("  today's predictor, which has learned from all of them; tests/test_reference.py has the rows of runs")
+    print(f"  {'run':<50}{'of':>5}  TTFT frozen  now    TPOT frozen  now  output frozen  now")
+    with kept_runs() as kinds:
+        for kind, runs in kinds.items():
+            for run in runs:
+                print(*reference_rows(f"{kind}/{run.dir.name}", [run]), sep="\n")
+        for name, runs in (*kinds.items(), ("all", list(chain(*kinds.values())))):
+            print(*reference_rows(f"{name}, {len(runs)} runs", runs, HELD_OUT), sep="\n")
 
 
 def sensitivity(tables: list[Table]) -> None:
