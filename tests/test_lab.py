@@ -13,7 +13,7 @@ from servebook import predict, results
 from servebook.charts import waterfall_svg
 from servebook.errors import ServebookError
 from servebook.hardware import Gpu
-from servebook.lab import explore, live, live_view, runs
+from servebook.lab import explore, live, live_view, runs, setting
 from servebook.points import PointSpec
 
 ROOT = Path(__file__).parents[1]
@@ -26,8 +26,9 @@ H200 = "h200-qwen2.5-7b (reference)"
 def test_explore_says_what_the_book_predicts() -> None:
     run = runs.load(H200)
     f = predict.forecaster(
-        run.params, "vllm", run.shape, run.gpu, facts=run.facts["vllm"], measured=run.alone("vllm"), samples=2
-    )
+        run.params, "vllm", run.shape, run.gpu, facts=run.facts["vllm"], measured=run.alone("vllm"),
+        samples=setting.SAMPLES,
+    )  # fmt: skip
     own = f.point(PointSpec("short_prompts", "vllm", "c0016", "concurrency", 512, 128, concurrency=16))
     said = explore.predict(run=H200, prompt_tokens=512, output_tokens=128, concurrency=16)
     for metric, value in own["metrics"].items():
@@ -39,8 +40,9 @@ def test_explore_says_what_the_book_predicts() -> None:
 def test_a_glance_is_near_the_prediction() -> None:
     s = explore.Setting(gpu="A100-80GB-SXM", prompt_tokens=1024, output_tokens=256, concurrency=32)
     glance, whole = explore.glance(s), explore.predict(s)
-    for metric in ("ttft_s", "tpot_s", "output_tok_per_s"):
-        assert glance.value(metric) == pytest.approx(whole.value(metric), rel=0.1)
+    for metric in ("ttft_s", "tpot_s", "output_tok_per_s"):  # one course of clients beside the middle of many
+        low, high = whole.interval(metric)
+        assert low < glance.value(metric) < high
     assert glance.interval("tpot_s") is None and "glance" in glance.how
 
 

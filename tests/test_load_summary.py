@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import random
+import tarfile
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from servebook.load.summary import summarize
 from servebook.load.window import Rule, Tracker
 from servebook.params import Slo
 
-RUN = Path(__file__).parents[1] / "outputs/reference/h200-qwen2.5-7b"
+EARLIER = Path(__file__).parents[1] / "outputs/reference/earlier.tar.xz"
 DATA = Path(__file__).parent / "data/h200"
 KEPT = (
     "requests", "ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "ttft_ci_low_s", "ttft_ci_high_s",
@@ -56,10 +57,13 @@ def reply_of(row: dict[str, Any]) -> Reply:
     "name",
     ["long_prompts/vllm/c0016", "long_prompts/hf/c0004"],
 )
-def test_the_kept_runs_published_figures_follow_from_its_rows(name: str) -> None:
+def test_a_kept_runs_published_figures_follow_from_its_rows(name: str, tmp_path: Path) -> None:
+    with tarfile.open(EARLIER) as archive:
+        archive.extractall(tmp_path, filter="data")
+    run = tmp_path / "h200-qwen2.5-7b"
     sweep, engine, point = name.split("/")
-    published = results.read_point(RUN, sweep, engine, point)
-    packed = (DATA / f"{sweep}.{engine}.{point}.jsonl.gz").read_bytes()  # with every gap, unlike the kept run
+    published = results.read_point(run, sweep, engine, point)
+    packed = (DATA / f"{sweep}.{engine}.{point}.jsonl.gz").read_bytes()  # with every gap, unlike a kept run
     rows = [json.loads(line) for line in gzip.decompress(packed).splitlines()]
     assert published is not None
     opened = max(i for i, row in enumerate(rows) if row["phase"] == "warmup")
@@ -68,7 +72,7 @@ def test_the_kept_runs_published_figures_follow_from_its_rows(name: str) -> None
     t = tracker(begin, end, published["concurrency"])
     for row in rows:
         t.finished.add(reply_of(row))
-    slo = params.load(RUN / "params.yaml").slo
+    slo = params.load(run / "params.yaml").slo
     found = summarize(t, slo, batching=engine == "vllm", scraper=None)
     for key in KEPT:
         wanted = published[key] and pytest.approx(published[key], rel=1e-4, abs=2e-6)
