@@ -30,9 +30,7 @@ def run_params(concurrency=(1, 32), gpu="H200", **sizes) -> RunParams:
 
 
 def predicted(gpu="H200", concurrency=(1, 32), shape=QWEN, **sizes):
-    p = predict.predict_run(
-        run_params(concurrency, gpu, **sizes), shape, CARDS[gpu], n_samples=2
-    )
+    p = predict.predict_run(run_params(concurrency, gpu, **sizes), shape, CARDS[gpu], n_samples=2)
     figures = [{m: v["value"] for m, v in x["metrics"].items()} for x in p["points"]]
     return dict(zip(concurrency, figures, strict=True)), p["servers"]["vllm"]
 

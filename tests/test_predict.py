@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import random
 import sys
 from pathlib import Path
 from statistics import mean, stdev
@@ -15,7 +14,6 @@ from servebook import plan as planning
 from servebook.errors import ServebookError
 from servebook.params import ModelParams, RunParams, Slo
 from servebook.priors import vllm_priors
-from servebook.simulated_clients import Clients
 
 ROOT = Path(__file__).parents[1]
 _spec = importlib.util.spec_from_file_location("bench_predictor", ROOT / "benchmarks" / "bench_predictor.py")

@@ -1,9 +1,10 @@
 """Every point of a run predicted with an 80 % interval, and frozen in ink before it is measured.
 
-Several courses of a point are simulated, each with constants drawn from their posterior and other pauses of its
-clients. Value: their geometric mean, as no course is likelier than another; with one client the simulation at the most
-probable constants, over several seeds. Interval: the courses' spread, and on top what the model itself gets wrong (DISCREPANCY);
-log-normal in each metric.
+Several courses of a point are simulated: some with the most probable constants, some with constants drawn from their
+posterior, each with other pauses of its clients. Value: the geometric mean of all of them, as no course is likelier
+than another; with one client, or a server that takes one request at a time, the mean of those with the most probable
+constants. Interval: the drawn ones' spread, and on top what the model itself gets wrong (DISCREPANCY); log-normal in
+each metric.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .simulation import Result
 __all__ = ["Forecaster", "predict_published", "predict_run"]
 
 SEEDS = (1, 2, 3, 4, 5, 6)
-SAMPLES = 24
+SAMPLES = 18
 OPEN_REQUESTS = 600  # of an open loop, whose figures depend on how its arrivals happen to bunch
 # relative sd of what the form gets wrong: at C = 1 on a calibrated shape, and elsewhere; of TPOT and the rates the size
 # of the residuals of the two public tables and of 73 H200 points (mean absolute 2.4 and 2.0 %)
@@ -76,10 +77,9 @@ class Forecaster:
         scenario = Scenario(self.server, spec, self.load, hit_share, self.running_gauge, cached_prompts)
         count, first, expected = self._requests(scenario)
         drawn = [scenario.outcome(t, 100 + i, count) for i, t in enumerate(self._drawn)]
-        if spec.concurrency == 1:
-            central = average([scenario.outcome(self.best, seed, count) for seed in SEEDS])
-        else:
-            central = typical(drawn)
+        likely = [scenario.outcome(self.best, seed, count) for seed in SEEDS]
+        met = spec.concurrency != 1 and not self.server.naive  # requests that meet in a step, now so, now otherwise
+        central = typical([*likely, *drawn]) if met else average(likely)
         if spec.rate_per_s is not None:
             # a simulated window happens to hold more or fewer arrivals than the rate asks for
             tokens = central.output_tok_per_s * spec.rate_per_s / central.request_rate_per_s

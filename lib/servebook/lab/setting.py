@@ -21,7 +21,7 @@ from ..predict import Forecaster, forecaster
 from . import runs
 
 NAMES = {"vllm": "vllm", "naive": "hf"}  # an engine's name where no run gives it one
-SAMPLES = 4  # draws behind an interval; a run's own predictions take 12
+SAMPLES = 4  # draws behind an interval; a run's own predictions take 18
 # Settings that say how the model is served, as VllmEngine has them
 PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 SERVING = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", *PARALLEL)
