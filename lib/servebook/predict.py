@@ -31,6 +31,7 @@ __all__ = ["Forecaster", "predict_published", "predict_run"]
 
 SEEDS = (1, 2, 3, 4, 5, 6)
 SAMPLES = 18
+ENOUGH_REQUESTS = 30_000  # in thousands of them one course's chances cancel out
 OPEN_REQUESTS = 600  # of an open loop, whose figures depend on how its arrivals happen to bunch
 # relative sd of what the form gets wrong: at C = 1 on a calibrated shape, and elsewhere; of TPOT and the rates the size
 # of the residuals of the two public tables and of 73 H200 points (mean absolute 2.4 and 2.0 %)
@@ -77,7 +78,8 @@ class Forecaster:
         scenario = Scenario(self.server, spec, self.load, hit_share, self.running_gauge, cached_prompts)
         count, first, expected = self._requests(scenario)
         drawn = [scenario.outcome(t, 100 + i, count) for i, t in enumerate(self._drawn)]
-        likely = [scenario.outcome(self.best, seed, count) for seed in SEEDS]
+        seeds = SEEDS[: max(1, ENOUGH_REQUESTS // (count or 1))]
+        likely = [scenario.outcome(self.best, seed, count) for seed in seeds]
         met = spec.concurrency != 1 and not self.server.naive  # requests that meet in a step, now so, now otherwise
         central = typical([*likely, *drawn]) if met else average(likely)
         if spec.rate_per_s is not None:
