@@ -31,6 +31,7 @@ class Behaviour:
     ttft_s: float = 0.005
     itl_s: float = 0.001
     one_at_a_time: bool = False  # a FIFO lock, as the naive engine
+    gauge_every: int = 1  # the gauge of running requests shows them at every n-th look only, 0 at the others
     tokens_per_event: int = 1
     first_event_tokens: int = 0  # another count for the first event
     events_per_write: int = 1
@@ -91,6 +92,7 @@ class MockServer:
         self.records: list[Record] = []
         self.count = self.live = self.max_live = 0
         self.area, self.since = 0.0, now()  # integral of live over time
+        self.looks = 0
         self.generated = self.prompted = 0
 
     @property
@@ -144,8 +146,9 @@ class MockServer:
         writer.write(_answer(200 if text is not None else 404, (text or "").encode()))
 
     def _metrics(self) -> str:
+        self.looks += 1
         values = {
-            "num_requests_running": self.live,
+            "num_requests_running": self.live if self.looks % self.b.gauge_every == 0 else 0,
             "num_requests_waiting": 0,
             "kv_cache_usage_perc": 0.25,
             "prompt_tokens_total": self.prompted,

@@ -16,12 +16,12 @@ import pytest
 from mock_server import Behaviour, MockServer, serving
 from servebook import results
 from servebook.errors import ServebookError
-from servebook.load import PointSpec, measure_point, measure_point_sync, measure_ramp_sync
+from servebook.load import PointSpec, measure_point, measure_point_sync, measure_ramp_sync, summary
 from servebook.load.arrivals import schedule
 from servebook.load.client import Client
 from servebook.load.point import rule_of
 from servebook.load.prompts import Bodies, Prompts
-from servebook.load.summary import running_of
+from servebook.load.summary import running_of, waiting_of
 from servebook.load.window import Rule
 from servebook.params import Load, Slo
 
@@ -134,6 +134,17 @@ def test_what_a_batching_engine_works_on_is_what_is_in_flight_less_what_the_serv
     assert running_of(1.95, 1.0, 1.0, 0.33) == 1.0  # scraped at the wrong moments
     assert running_of(4.0, 3.8, None, None) == 3.8 and running_of(2.0, 1.0, None, None) == 1.0
     assert running_of(16.0, 2.0, 4.0, None) == 4.0
+    assert waiting_of(0.05, 32.0, 9.0) == pytest.approx(1.6) and waiting_of(None, 32.0, 9.0) == 9.0
+
+
+def test_the_decode_rate_is_capped_by_the_most_that_a_gauge_showed_not_by_its_mean(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[tuple[float, ...]] = []
+    monkeypatch.setattr(summary, "running_of", lambda *a: given.append(a) or running_of(*a))
+    with serving(Behaviour(itl_s=0.01, gauge_every=2)) as server:  # as if looked at between the clients' rounds
+        p = measure(server, closed(4), Rule(4, 24, 24, 0, 20), load=Load(scrape_interval_s=0.05))
+    assert given[-1][2] == 4 > 1.5 * p["server_running_mean"]
 
 
 def test_tokens_are_counted_where_they_fall_not_where_requests_end() -> None:

@@ -1,16 +1,20 @@
-"""A stored run's points audited again by today's rules: intervals and verdicts, from the run's own rows.
+"""A stored run's points audited again by today's rules: intervals, decode rate and verdicts, from the run's own rows.
 
-Means, rates and counts stay what they were when they were measured.
+What else was measured, means, rates and counts, stays what it was.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from . import results
 from .audit import judge
 from .book import Book
 from .lock_and_signals import single_run
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def reaudit(run_dir: Path) -> tuple[int, list[str]]:
@@ -38,6 +42,8 @@ def _reaudit(book: Book) -> tuple[int, list[str]]:
         per_round = (spec.concurrency or 1) if spec.rate_per_s is None else 1
         figures = latencies(ttft_s, tpot_s, e2e_s, per_round)
         again = point | {k: v for k, v in figures.items() if k == "converged" or "_ci_" in k or k.endswith("_drift")}
+        if book.batching(spec.engine) and (rate := _decode_rate(book.dir, point, rows)) is not None:
+            again["decode_tok_per_s"] = rate
         judged += 1
         again["verdict"], again["reasons"] = judge(again, spec, book.floors(spec))
         results.write_point(book.dir, again)
@@ -46,3 +52,18 @@ def _reaudit(book: Book) -> tuple[int, list[str]]:
             changed.append(f"{' '.join(at.values())}: {point['verdict']} → {again['verdict']} ({why})")
     results.write_points_csv(book.dir)
     return judged, changed
+
+
+def _decode_rate(run_dir: Path, point: dict[str, Any], rows: pd.DataFrame) -> float | None:
+    """load.summary's, of a batching server that tells what runs and how long requests waited; None for others."""
+    from .load.flow import side_by_side
+    from .load.summary import running_of, waiting_of
+
+    series = results.series_frame(run_dir, **{k: point[k] for k in results.PLACE})
+    wall, tpot_s = point["decode_wall_tok_per_s"], point["tpot_mean_s"]
+    if "running" not in series or series["running"].isna().all() or not tpot_s or not wall:
+        return None
+    waiting = waiting_of(point["server_queue_mean_s"], point["request_rate_per_s"], point["server_waiting_mean"])
+    decoding = side_by_side(rows["first_s"].to_numpy(float), rows["last_s"].to_numpy(float))
+    running = running_of(point["in_flight_mean"], decoding, float(series["running"].max()), waiting)
+    return float(max(running / tpot_s, wall))

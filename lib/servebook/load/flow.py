@@ -69,14 +69,8 @@ class Flow:
 
     @property
     def decoding_mean(self) -> float:
-        """Requests between their first and last token, averaged over the time that there is one; 0 without any."""
-        order = np.argsort(self._firsts.values, kind="stable")
-        first, last = self._firsts.values[order], self._lasts.values[order]
-        if not len(first):
-            return 0.0
-        latest = np.maximum.accumulate(last)
-        covered = np.concatenate([first[:1], latest[:-1]])  # what lies before is counted already
-        return float((last - first).sum() / (last - np.maximum(first, covered)).clip(0).sum())
+        """See side_by_side, over the requests' first and last tokens."""
+        return side_by_side(self._firsts.values, self._lasts.values)
 
     def arrivals(self, e2e_s: float) -> dict[str, Any]:
         """Open loop: how late requests were sent, and whether the server kept up."""
@@ -94,3 +88,14 @@ class Flow:
             "in_flight_last_quarter": queue[-1],
             "saturated": bool(grows),
         }
+
+
+def side_by_side(first: np.ndarray, last: np.ndarray) -> float:
+    """How many spans [first, last] overlap, averaged over the time that there is one; 0 without any."""
+    if not len(first):
+        return 0.0
+    order = np.argsort(first, kind="stable")
+    first, last = first[order], last[order]
+    latest = np.maximum.accumulate(last)
+    covered = np.concatenate([first[:1], latest[:-1]])  # what lies before is counted already
+    return float((last - first).sum() / (last - np.maximum(first, covered)).clip(0).sum())

@@ -51,11 +51,10 @@ def summarize(tracker: Tracker, slo: Slo, *, batching: bool, scraper: metrics.Sc
     output = flow.output(begin, end)
     server = account.figures(flow.output)
     wall = (output - flow.firsts) / seconds
-    if batching:
-        running = running_of(
-            in_flight, flow.decoding_mean, server["server_running_mean"], server["server_waiting_mean"]
-        )
-    decode = (max(running / tpot, wall) if batching else 1 / tpot) if tpot else None
+    decode = 1 / tpot if tpot else None
+    if batching and tpot:
+        waiting = waiting_of(server["server_queue_mean_s"], rate, server["server_waiting_mean"])
+        decode = max(running_of(in_flight, flow.decoding_mean, account.running_peak, waiting) / tpot, wall)
     little = rate * e2e if e2e is not None else None
     rate_interval = stats.mean_interval(flow.slices)
     out |= {
@@ -80,11 +79,17 @@ def summarize(tracker: Tracker, slo: Slo, *, batching: bool, scraper: metrics.Sc
     return out | (flow.arrivals(e2e or 0.0) if tracker.open_loop else {})
 
 
+def waiting_of(queue_mean_s: float | None, rate_per_s: float, gauge_mean: float | None) -> float | None:
+    """Mean requests that wait in the server: by Little's law where it tells how long each waited. A gauge that is
+    scraped every second meets clients who move in rounds of about a second always at the same moment of theirs."""
+    return queue_mean_s * rate_per_s if queue_mean_s is not None else gauge_mean
+
+
 def running_of(in_flight: float, decoding: float, running_peak: float | None, waiting: float | None) -> float:
     """Mean requests that a batching engine works on at once: in flight less those that the server says wait.
 
     Prefilling ones count, as in vLLM's num_requests_running. in_flight: of the client. decoding: Flow.decoding_mean.
-    running_peak, waiting: the most and the mean of the server's gauges, None where it has none.
+    running_peak: the most that the server's gauge showed; waiting: see waiting_of; None where it has none.
 
     A server may wait for more than it says (connections that it has not accepted) or say nothing: then no more than it
     was ever seen to run, or than the client sees decode side by side. So a server that takes one request after the
