@@ -12,6 +12,7 @@ from servebook.load import measure_point_sync
 from servebook.load.window import Rule
 from servebook.params import Load, Slo
 from servebook.report import tables
+from servebook.report.markup import place
 
 RUN = """
 run: cache
@@ -77,6 +78,11 @@ def test_the_table_and_the_figure_say_how_much(run_dir: Path) -> None:
     assert "No point" in tables.prefix_cache(frame[:0], "warm")
     text = charts.text_of(charts.prefix_cache(frame, "warm"))
     assert text.takeaway.startswith("Where repeated prompts flatter vllm most, at C = 2") and "vllm, same" in text.alt
+
+
+def test_a_table_of_points_tells_repeated_prompts_from_fresh_ones(run_dir: Path) -> None:
+    loads = [place(row) for row in results.points_frame(run_dir).itertuples() if row.engine == "vllm"]
+    assert sorted(loads) == ["C = 1", "C = 1, prompts sent before", "C = 2", "C = 2, prompts sent before"]
 
 
 def test_an_engine_that_caches_nothing_has_a_row_without_ratios(run_dir: Path) -> None:

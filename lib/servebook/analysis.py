@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from .audit import LITTLE_TOLERANCE
+from .points import SAME
 
 SESSION_SLACK_S = 15.0  # a killed session's length was last written so long before its end, at most
 
@@ -91,7 +92,7 @@ def prefix_cache(points: Any, sweep: str) -> pd.DataFrame:
     engine caches none), and the ratios same / fresh of mean TTFT and of output tokens/s."""
     frame = _frame(points)
     frame = frame[(frame["sweep"] == sweep) & (frame["requests"] > 0)]
-    same = frame["point"].str.startswith("same-")
+    same = frame["point"].str.startswith(SAME)
     figures = ["ttft_mean_s", "tpot_mean_s", "output_tok_per_s", "cache_hit_share"]
     columns = ["engine", "concurrency", *figures]
     table = frame[~same][columns].merge(

@@ -33,9 +33,12 @@ class PointSpec:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedPoint(PointSpec):
-    """A point that sends, on purpose, the prompts that others of its set have sent before."""
+    """A point that sends, on purpose, the prompts that others of its set have sent before; `point` says so first."""
 
     prompt_set: str = ""
+
+
+SAME = "same-"  # how the name of a RepeatedPoint begins
 
 
 def calibration_points(params: RunParams, engine: str) -> list[PointSpec]:

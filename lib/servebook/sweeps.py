@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from .param_types import Clients, Count, Once, Positive, Rate, Strict, unfit
-from .points import PointSpec, RepeatedPoint
+from .points import SAME, PointSpec, RepeatedPoint
 
 if TYPE_CHECKING:
     from .params import Engine
@@ -127,7 +127,7 @@ class PrefixCacheSweep(SweepKind):
             return fresh
         same = [
             RepeatedPoint(
-                name, engine, f"same-c{c:04d}", self.kind, *tokens, concurrency=c, prompt_set=f"{name}/{engine}"
+                name, engine, f"{SAME}c{c:04d}", self.kind, *tokens, concurrency=c, prompt_set=f"{name}/{engine}"
             )
             for c in self.concurrency
         ]

@@ -11,6 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from .. import analysis, score
+from ..points import SAME
 from . import captions, lines, words
 from .lines import DECODE, E2E, OUTPUT, TPOT, TTFT, Data, Metric
 from .style import Canvas, FigureText, chart, plain_log, text_of, y_axis
@@ -108,7 +109,7 @@ def prefix_cache(canvas: Canvas, points: Any, sweep: str) -> Figure:
     """Concurrency against TTFT and output tokens/s, a curve an engine and kind of prompts."""
     frame = score.complete_frame(points)
     frame = frame[(frame["sweep"] == sweep) & (frame["requests"] > 0)].copy()
-    same = frame["point"].str.startswith("same-")
+    same = frame["point"].str.startswith(SAME)
     # the audit keeps these points out of every other figure; here they are the subject, drawn hollow
     frame.loc[same & (frame["verdict"] == "invalid"), "verdict"] = "suspect"
     caching = frame["engine"].isin(frame["engine"][same])

@@ -14,6 +14,7 @@ from ..errors import ServebookError
 from ..files import ROOT
 from ..hardware import Gpu, resolve
 from ..model import ModelShape, load_shape
+from ..points import SAME
 
 RATES = ("ttft_mean_s", "tpot_mean_s")
 
@@ -49,7 +50,7 @@ class Run:
         """A sweep's measured points on an engine; repeated prompts are left out, for they measure the prefix cache."""
         return [
             p for p in self.points
-            if (p["engine"], p["sweep"]) == (engine, name) and not str(p["point"]).startswith("same-")
+            if (p["engine"], p["sweep"]) == (engine, name) and not str(p["point"]).startswith(SAME)
         ]  # fmt: skip
 
 
