@@ -215,6 +215,18 @@ def test_misses_name_the_regime_and_the_place() -> None:
     assert "No prediction was off by more than 10" in tables.misses_prose(exact)
 
 
+def test_a_miss_says_where_an_open_loop_got_another_rate_than_it_was_to_have() -> None:
+    rows = [
+        {"sweep": "rate", "engine": "vllm", "point": f"r{r:.3f}", "kind": "arrival_rate", "rate_per_s": r,
+         "arrival_rate_per_s": r * more, "prompt_tokens": 512, "output_tokens": 128, "requests": 400,
+         "ttft_mean_s": 0.1, "verdict": "valid"}
+        for r, more in ((10.0, 1.01), (20.0, 1.13))
+    ]  # fmt: skip
+    said = [{k: r.get(k) for k in (*score.KEY, *score.CONDITIONS)} | {"metrics": {"ttft_s": 0.05}} for r in rows]
+    prose = tables.misses_prose(score.score(rows, said)).replace("\u00a0", " ")
+    assert "Of 20 requests/s there happened to come 22.6/s." in prose and "Of 10 requests/s" not in prose
+
+
 def test_limits_follow_the_parameters() -> None:
     dummy = {"model": {"weights": "dummy"}, "sweeps": {"a": {"kind": "arrival_rate"}}}
     assert "Weights are random" in tables.limits_box(dummy) and "Closed loop" not in tables.limits_box(dummy)

@@ -43,7 +43,7 @@ def complete_frame(points: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.Dat
     """Points with every column that charts and scores read, in whatever form they come; what is unknown is NaN."""
     frame = points.copy() if isinstance(points, pd.DataFrame) else pd.DataFrame(list(points))
     text = [*KEY, "verdict", "stop_reason"]
-    numbers = [*CONDITIONS, "requests", "failures"]
+    numbers = [*CONDITIONS, "requests", "failures", "arrival_rate_per_s"]
     for columns, interval in MEASURED.values():
         numbers += [*columns, *(interval or ())]
     numbers += [f"{m}_{q}_s" for m in ("ttft", "tpot", "e2e") for q in ("p50", "p99")]
@@ -138,7 +138,7 @@ def measured_frame(points: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.Dat
         for other in columns[1:]:
             values = values.fillna(frame[other])
         low, high = interval or (f"{metric}_ci_low", f"{metric}_ci_high")
-        part = frame[[*KEY, *CONDITIONS, "verdict"]].copy()
+        part = frame[[*KEY, *CONDITIONS, "verdict", "arrival_rate_per_s"]].copy()
         part["metric"], part["measured"], part["n"] = metric, values, frame["requests"]
         part["measured_low"] = frame.get(low, np.nan)
         part["measured_high"] = frame.get(high, np.nan)
@@ -167,8 +167,9 @@ def score(
     """One row per stage × point × metric that was both predicted and measured.
 
     Columns: stage, sweep, engine, point, the point's conditions, metric, predicted, low, high, measured,
-    measured_low, measured_high, n, error_share, ratio, inside (None without an interval), verdict, regime, data
-    ("valid" or "suspect"). Invalid points are left out. So are calibration points of a calibrated stage: the
+    measured_low, measured_high, n, arrival_rate_per_s (what arrived in an open loop's window, where rate_per_s is what
+    was asked for), error_share, ratio, inside (None without an interval), verdict, regime, data ("valid" or
+    "suspect"). Invalid points are left out. So are calibration points of a calibrated stage: the
     prediction has seen them. repeated: instead of all others, the points that send prompts again on purpose, which are
     invalid as figures of their engine but predicted with the prefix cache that they find ("repeated").
     """

@@ -13,6 +13,7 @@ BOUND = {
     "queue": "where requests queue", "mixed step": "where decodes ride in mixed steps",
     "links": "where GPUs wait for each other",
 }  # fmt: skip
+OTHER_RATE = 0.05  # an open loop that happened to get so much more or less is told apart
 WHY = {
     "compute": "the time there is bound by compute",
     "memory": "the time there is bound by memory traffic",
@@ -123,6 +124,9 @@ def misses_prose(scores: pd.DataFrame, n: int = 5) -> Html:
         )
         if why := WHY.get(row.regime):
             text += f" By the prediction, {why}."
+        curve = scores[(scores["engine"] == row.engine) & (scores["sweep"] == row.sweep)].drop_duplicates("point")
+        for o in curve[(curve["arrival_rate_per_s"] / curve["rate_per_s"] - 1).abs() > OTHER_RATE].itertuples():
+            text += f" Of {place(o)} there happened to come {words.number(o.arrival_rate_per_s)}/s."
         if row.also:
             more = "point of this curve is a miss" if row.also == 1 else "points of this curve are misses"
             text += f" {row.also} more {more}."
