@@ -71,6 +71,14 @@ def test_suspect_points_are_hollow_and_failed_ones_marked() -> None:
     assert "1 failed point marked ×" in text.note
 
 
+def test_a_sweep_that_showed_nothing_is_an_empty_figure() -> None:
+    row = {"sweep": "rate", "engine": "vllm", "point": "r9.000", "kind": "arrival_rate", "rate_per_s": 9.0,
+           "prompt_tokens": 8, "output_tokens": 8, "requests": 0, "verdict": "invalid"}  # fmt: skip
+    for told in ({}, {"ttft_s": {"value": float("nan")}}):
+        said = [{"stage": "datasheet", "time_utc": "2026-01-01T00:00:00Z", "points": [row | {"metrics": told}]}]
+        charts.html_figure(charts.arrival_rate([row], said, "rate"))
+
+
 def test_concurrency_axis_has_plain_labels() -> None:
     figure = charts.throughput(ROWS, FROZEN, "c512")
     figure.draw_without_rendering()

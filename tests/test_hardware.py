@@ -152,7 +152,16 @@ def test_hidden_gpus_leave_the_cpu(nvml: FakeNvml, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("visible", "power_w", "mib"),
-    [(None, 71.5, [3, 4, 5]), ("1", 72.5, [4]), ("2,0", 73.5, [5, 3]), ("1,-1,0", 72.5, [4]), ("-1", None, [])],
+    [
+        (None, 71.5, [3, 4, 5]),
+        ("1", 72.5, [4]),
+        ("2,0", 73.5, [5, 3]),
+        ("1,-1,0", 72.5, [4]),
+        ("-1", None, []),
+        ("0,0", 71.5, [3]),
+        ("2,nobody,0", 73.5, [5]),
+        ("NoDevFiles", None, []),
+    ],
 )
 def test_on_a_shared_machine_only_the_gpus_of_this_process_count(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str | None, power_w: float | None, mib: list[int]

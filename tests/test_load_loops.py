@@ -237,6 +237,7 @@ def test_the_rule_grows_with_c_and_calibration_counts_exactly() -> None:
     rounds = load.model_copy(update={"max_rounds": 5})  # of a closed loop, whose latencies repeat with its rounds
     assert [rule_of(closed(c), rounds).max_requests for c in (1, 4, 300)] == [5, 20, 1200]
     assert [rule_of(closed(c), rounds).min_requests for c in (1, 4, 300)] == [5, 20, 600]
+    assert [rule_of(closed(c), rounds).most for c in (4, 300)] == ["max_rounds (5)", "max_requests (1200)"]
     assert rule_of(arriving(3.0), rounds) == rule_of(arriving(3.0), load)
     fixed = PointSpec("calibration", "e", "p", "calibration", 32, 16, concurrency=1, fixed_requests=5)
     assert rule_of(fixed, load, 30) == Rule(3, 5, 5, 0.0, 30, exactly=5)

@@ -70,6 +70,8 @@ def test_what_cannot_be_packed_is_one_line(run, tmp_path):
         pack(tmp_path, tmp_path / "x")
     with pytest.raises(ServebookError, match="is there already and not empty"):
         pack(run, run)
+    with pytest.raises(ServebookError, match="lies in the run itself"):
+        pack(run, run / "kept")
     for p in run.rglob("c000*.json"):
         p.unlink()
     with pytest.raises(ServebookError, match="nothing is measured yet"):

@@ -12,6 +12,7 @@ import pytest
 from servebook import capacity, freezing, hardware, model, params, points, predict, scenario, score, server_limits
 from servebook import plan as planning
 from servebook.errors import ServebookError
+from servebook.lab import explore
 from servebook.params import ModelParams, RunParams, Slo
 from servebook.priors import vllm_priors
 
@@ -406,3 +407,30 @@ def test_a_limit_of_rounds_limits_what_is_expected_of_a_closed_loop():
         seconds.append(f.point(spec)["wall_s"])
     e2e = f.point(spec)["metrics"]["e2e_s"]["value"]
     assert seconds[1] < 8.5 * e2e < seconds[0]  # of them three rounds of warm-up: ten completions
+
+
+def test_an_open_loop_beyond_what_the_server_serves_has_a_note_and_no_figures():
+    sweep = {"kind": "arrival_rate", "prompt_tokens": 512, "output_tokens": 128, "rates_per_s": [1, 1000]}
+    p = run_params(sweeps={"rates": sweep}, calibration=[], load={"max_seconds": 20})
+    calm, over = (q for q in predict.predict_run(p, SHAPE, A40, engines=["vllm"])["points"] if q["sweep"] == "rates")
+    assert calm["fits"] and calm["metrics"]["output_tok_per_s"]["value"] == pytest.approx(128, rel=0.05)
+    assert (
+        not over["fits"] and over["metrics"] == {} and over["note"].startswith("overloaded: 1000 requests/s are more")
+    )
+    rows = planning.plan(p, SHAPE, A40)["rows"]
+    assert [r["wall_s"] > 20 for r in rows if r["engine"] == "vllm" and r["point"].startswith("r1000")] == [True]
+
+
+def test_a_point_that_ends_by_its_time_says_so():
+    spec = points.PointSpec("s", "vllm", "c0008", "concurrency", 8192, 128, concurrency=8)
+    for limit_s in (60.0, 61.0, 62.0, 63.0):
+        f = predict.forecaster(run_params(load={"max_seconds": limit_s}), "vllm", SHAPE, A40, samples=4)
+        assert f.point(spec)["note"] == f"cut off at max_seconds ({limit_s:g} s)"
+
+
+def test_parts_sum_to_a_value_that_the_logged_course_does_not_show():
+    """Two output tokens in one event: a TPOT of 0 in some courses, not in others."""
+    load = {"model": "qwen2.5-7b", "gpu": "B200", "quantization": "fp8", "prompt_tokens": 4000, "output_tokens": 2}
+    point = explore.predict(**load, concurrency=2).point
+    for metric, parts in point["breakdown"].items():
+        assert sum(parts.values()) == pytest.approx(point["metrics"][metric]["value"], rel=1e-6, abs=1e-9)

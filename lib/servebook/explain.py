@@ -24,7 +24,7 @@ def breakdown(scenario: Scenario, times: Times, outcome: Outcome, result: Result
         # sees of the steps: such a rest is scaled away
         own, total, mean = parts[metric], getattr(seed, metric), getattr(outcome, metric)
         explained = sum(own.values())
-        if not total > 0:
+        if not explained > 0:
             continue
         if explained < 0.97 * total:
             own["waiting_s"] = own.get("waiting_s", 0.0) + total - explained

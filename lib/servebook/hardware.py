@@ -196,8 +196,8 @@ def nvml() -> Iterator[Any]:
 
 
 def visible_handles(nvml: Any) -> list[Any]:
-    """NVML's handles of the GPUs this process may use, in CUDA's order: CUDA_VISIBLE_DEVICES counts, indices or UUIDs,
-    up to the first -1, as CUDA reads it.
+    """NVML's handles of the GPUs this process may use, each once: CUDA_VISIBLE_DEVICES counts, indices or UUIDs, up to
+    the first name that is neither (-1, Slurm's NoDevFiles), as CUDA reads it.
 
     Raises ServebookError where it names a GPU that this machine has not."""
     count = nvml.nvmlDeviceGetCount()
@@ -205,15 +205,16 @@ def visible_handles(nvml: Any) -> list[Any]:
     if given is None:
         return [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)]
     handles = []
-    for name in (part.strip() for part in given.split(",")):
-        if name in ("", "-1"):
+    for name in dict.fromkeys(part.strip() for part in given.split(",")):
+        unique = name.startswith(("GPU-", "MIG-"))
+        if not unique and not name.isdigit():
             break
         try:
-            if name.startswith(("GPU-", "MIG-")):
+            if unique:
                 handles.append(nvml.nvmlDeviceGetHandleByUUID(name))
             else:
                 handles.append(nvml.nvmlDeviceGetHandleByIndex(int(name)))
-        except (nvml.NVMLError, ValueError) as error:
+        except nvml.NVMLError as error:
             what, where = f"names no GPU of this machine ({error})", f"CUDA_VISIBLE_DEVICES={name}"
             raise ServebookError(what, where, f"It has {count}, from 0 on") from None
     return handles

@@ -47,15 +47,15 @@ def read(argv: list[str] | None) -> argparse.Namespace:
 def _refuse_unheard(o: argparse.Namespace) -> None:
     """An option that what it is for does not stand beside would be ignored in silence; then what is not given."""
     text = o.text or o.chat
-    for option, given, hint, heard in (
-        ("--arrivals", o.arrivals, "Give --rate", o.rate),
-        ("--gamma-shape", o.gamma_shape, "Give --arrivals gamma", o.arrivals == "gamma"),
-        ("--prompt-tokens", o.prompt_tokens, "--lengths tells them", not o.lengths),
-        ("--output-tokens", o.output_tokens, "--lengths tells them", not o.lengths),
-        ("--vocab", o.vocabs, "--text and --chat send words", not text),
+    for option, given, fix, heard in (
+        ("--arrivals", o.arrivals, "Give --rate, or leave it out", o.rate),
+        ("--gamma-shape", o.gamma_shape, "Give --arrivals gamma, or leave it out", o.arrivals == "gamma"),
+        ("--prompt-tokens", o.prompt_tokens, "Leave it out, --lengths tells them", not o.lengths),
+        ("--output-tokens", o.output_tokens, "Leave it out, --lengths tells them", not o.lengths),
+        ("--vocab", o.vocabs, "Leave it out, --text and --chat send words", not text),
     ):
         if given and not heard:
-            raise ServebookError("would not be heard", option, f"{hint}, or leave it out")
+            raise ServebookError("would be ignored", option, fix)
     o.arrivals, o.gamma_shape, o.vocabs = o.arrivals or "poisson", o.gamma_shape or 1.0, o.vocabs or VOCABS
     o.prompt_tokens, o.output_tokens = o.prompt_tokens or 512, o.output_tokens or 128
 

@@ -62,7 +62,7 @@ def plan(
         for p in (p for p in prediction["points"] if p["engine"] == engine):
             sweep = p["sweep"]
             minutes = params.sweeps[sweep].minutes_per_engine.get(engine) if sweep in params.sweeps else None
-            wall, note = p["wall_s"] + POINT_OVERHEAD_S if p["fits"] else 0.0, p["note"]
+            wall, note = p["wall_s"] + POINT_OVERHEAD_S if p["wall_s"] else 0.0, p["note"]
             used = spent.get(sweep, 0.0)
             if minutes is not None and p["fits"] and used > 0 and used + wall > 60 * minutes:
                 wall, note = 0.0, f"past minutes_per_engine ({minutes:g})"

@@ -31,6 +31,7 @@ __all__ = ["Forecaster", "predict_published", "predict_run"]
 
 SEEDS = (1, 2, 3, 4, 5, 6)
 SAMPLES = 18
+OVERLOAD = 1.01  # of the capacity, which one simulation knows to about a percent
 ENOUGH_REQUESTS = 30_000  # in thousands of them one course's chances cancel out
 OPEN_REQUESTS = 600  # of an open loop, whose figures depend on how its arrivals happen to bunch
 # relative sd of what the form gets wrong: at C = 1 on a calibrated shape, and elsewhere; of TPOT and the rates the size
@@ -68,13 +69,17 @@ class Forecaster:
         return draws
 
     def point(self, spec: PointSpec, hit_share: float = 0.0, cached_prompts: int = 0) -> dict[str, Any]:
-        """The predicted point (schema in the README); fits False and no figures where the server cannot serve it.
+        """The predicted point (schema in the README); fits False and no figures where the server cannot serve it, or
+        not at that rate.
         hit_share, cached_prompts: what of its prompts the prefix cache holds (see Scenario)."""
         key = ("sweep", "engine", "point", "kind", "concurrency", "rate_per_s", "prompt_tokens", "output_tokens")
         out: dict[str, Any] = {k: getattr(spec, k) for k in key}
         refusal = self.server.refuses(spec.prompt_tokens, spec.output_tokens)
         if refusal:
             return out | {"metrics": {}, "wall_s": 0.0, "breakdown": {}, "fits": False, "note": refusal}
+        if overload := self.overload(spec):
+            wall_s = self.load.max_seconds
+            return out | {"metrics": {}, "wall_s": wall_s, "breakdown": {}, "fits": False, "note": overload}
         scenario = Scenario(self.server, spec, self.load, hit_share, self.running_gauge, cached_prompts)
         count, first, expected = self._requests(scenario)
         drawn = [scenario.outcome(t, 100 + i, count) for i, t in enumerate(self._drawn)]
@@ -125,7 +130,7 @@ class Forecaster:
             needed = first.window[0] + c / central.request_rate_per_s
             takes = f"max_seconds ({limit:g} s), only in {needed:.0f} s"
             notes.append(f"no measured round of all {c} clients ends in {takes}")
-        elif central.window_s >= limit:
+        elif central.window_s >= limit * (1 - 1e-9):  # a mean of equal numbers may miss them by a bit
             notes.append(f"cut off at max_seconds ({limit:g} s)")
         if central.preemptions:
             notes.append("the KV pool overflows: requests are preempted and recomputed")
@@ -151,6 +156,15 @@ class Forecaster:
         at = 0 if alone else 1
         share = DISCREPANCY.get("tpot_s" if metric == "decode_tok_per_s" else metric, RATE_DISCREPANCY)[at]
         return share * (CPU_DISCREPANCY if self.server.gpu.is_cpu else 1.0)
+
+    def overload(self, spec: PointSpec) -> str | None:
+        """Why an open loop has no steady state to predict; None where it has one."""
+        if spec.rate_per_s is None:
+            return None
+        most = self.capacity(spec.prompt_tokens, spec.output_tokens)
+        if most is None or spec.rate_per_s <= OVERLOAD * most:
+            return None
+        return f"overloaded: {spec.rate_per_s:g} requests/s are more than the {most:.3g} it serves"
 
     def capacity(self, prompt_tokens: int, output_tokens: int) -> float | None:
         """Requests/s at saturation; None where the server cannot serve such a request."""

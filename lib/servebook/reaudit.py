@@ -42,7 +42,11 @@ def _reaudit(book: Book) -> tuple[int, list[str]]:
         per_round = (spec.concurrency or 1) if spec.rate_per_s is None else 1
         figures = latencies(ttft_s, tpot_s, e2e_s, per_round)
         again = point | {k: v for k, v in figures.items() if k == "converged" or "_ci_" in k or k.endswith("_drift")}
-        if book.batching(spec.engine) and (rate := _decode_rate(book.dir, point, rows)) is not None:
+        if (
+            "running_mean" not in point
+            and book.batching(spec.engine)
+            and (rate := _decode_rate(book.dir, point, rows)) is not None
+        ):
             again["decode_tok_per_s"] = rate
         judged += 1
         again["verdict"], again["reasons"] = judge(again, spec, book.floors(spec))
@@ -55,7 +59,8 @@ def _reaudit(book: Book) -> tuple[int, list[str]]:
 
 
 def _decode_rate(run_dir: Path, point: dict[str, Any], rows: pd.DataFrame) -> float | None:
-    """load.summary's, of a batching server that tells what runs and how long requests waited; None for others."""
+    """load.summary's, of a point that was measured before it was capped by the most that ran and not by a gauge's
+    mean. None where the server does not tell what runs."""
     from .load.flow import side_by_side
     from .load.summary import running_of, waiting_of
 

@@ -90,7 +90,7 @@ def prediction_frame(predictions: Mapping[str, Any] | Iterable[Mapping[str, Any]
     columns = ["stage", *KEY, *CONDITIONS, "metric", "predicted", "low", "high", "regime", "fits"]
     frame = pd.DataFrame(rows, columns=columns)
     numbers = [*CONDITIONS, "predicted", "low", "high"]
-    frame[numbers] = frame[numbers].apply(pd.to_numeric, errors="coerce")
+    frame[numbers] = frame[numbers].apply(pd.to_numeric, errors="coerce").astype(float)  # also of no row at all
     return frame
 
 

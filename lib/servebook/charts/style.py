@@ -233,10 +233,10 @@ def plain_log(axis: Any, values: Sequence[float], room: int = 9) -> None:
 
 
 def y_axis(ax: Axes, name: str, unit: str, *, log: bool) -> None:
-    """Label and tick a y axis with plain numbers; seconds below 1 are told in ms."""
+    """Label and tick a y axis with plain numbers; seconds below 1 are told in ms. log: if it shows anything."""
     low, high = ax.get_ylim()
     scale, shown = (1e3, "ms") if unit == "s" and high < 1 else (1.0, unit)
-    if log:
+    if log and ax.dataLim.y1 > 0:
         ax.set_yscale("log")
         reach = high / low if low > 0 else 1000.0
         subs = (1.0,) if reach > 300 else (1.0, 2.0, 5.0) if reach > 12 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)

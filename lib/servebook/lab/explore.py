@@ -6,7 +6,6 @@ figures as attributes. `panel` is the same with widgets. Nothing is measured and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -34,8 +33,6 @@ def predict(setting: Setting | None = None, **settings: Any) -> Forecast:
     s = _setting(setting, settings)
     f, spec = s.forecaster(), s.spec()
     point = f.point(spec)
-    if not math.isfinite((point["metrics"].get("e2e_s") or {}).get("value", 0.0)):
-        point |= {"metrics": {}, "fits": False, "note": _overload(s)}
     met = capacity.carry(f, spec, s.slo, 0.0).met_share if point["fits"] else None
     return Forecast(s, point, met, _kv_tokens(f), HOW)
 
@@ -44,15 +41,14 @@ def glance(setting: Setting | None = None, **settings: Any) -> Forecast:
     """The same from one simulation of fewer requests, without intervals: fast enough to follow a slider."""
     s = _setting(setting, settings)
     f, spec = s.forecaster(), s.spec()
-    point: dict[str, Any] = {"metrics": {}, "fits": False, "note": f.server.refuses(s.prompt_tokens, s.output_tokens)}
-    if point["note"]:
+    refusal = f.server.refuses(s.prompt_tokens, s.output_tokens) or f.overload(spec)
+    point: dict[str, Any] = {"metrics": {}, "fits": False, "note": refusal}
+    if refusal:
         return Forecast(s, point, None, _kv_tokens(f))
     scenario = Scenario(f.server, spec, f.load, running_gauge=f.running_gauge)
     count = GLANCE_ARRIVALS if s.rate_per_s else whole_rounds(max(120, 3 * s.concurrency), s.concurrency)
     result = scenario.simulate(f.best, f.seed, count, log=True)
     outcome = scenario.summarize(result, f.best)
-    if not result.requests:
-        return Forecast(s, point | {"note": _overload(s)}, None, _kv_tokens(f))
     if s.rate_per_s:  # a simulated window happens to hold more or fewer arrivals than the rate asks for
         tokens = outcome.output_tok_per_s * s.rate_per_s / outcome.request_rate_per_s
         outcome = replace(outcome, request_rate_per_s=s.rate_per_s, output_tok_per_s=tokens)
@@ -68,10 +64,6 @@ def glance(setting: Setting | None = None, **settings: Any) -> Forecast:
 def _kv_tokens(f: Forecaster) -> int:
     """Of all replicas together."""
     return f.server.kv_tokens * f.server.layout.data
-
-
-def _overload(s: Setting) -> str:
-    return f"overloaded: {s.rate_per_s:g} requests/s are more than it serves, and its queue grows without end"
 
 
 def compare(setting: Setting | None = None, /, **cases: Mapping[str, Any]) -> SideBySide:

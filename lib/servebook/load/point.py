@@ -50,7 +50,9 @@ def rule_of(spec: PointSpec, load: Load, deadline_s: float | None = None) -> Rul
         # what a first request pays once (caches, lazily built kernels) must not teach the predictor
         return Rule(max(c, min(3, load.warmup_requests)), n, n, 0.0, limit, exactly=n)
     least, most = load.least_and_most(spec.concurrency)
-    return Rule(max(c, load.warmup_requests), least, most, load.min_seconds, limit)
+    by_rounds = spec.concurrency and load.max_rounds is not None and most == load.max_rounds * c
+    name = f"max_rounds ({load.max_rounds})" if by_rounds else ""
+    return Rule(max(c, load.warmup_requests), least, most, load.min_seconds, limit, limit=name)
 
 
 async def measure_point(spec: PointSpec, *, rule: Rule | None = None, **options: Any) -> dict[str, Any]:

@@ -51,10 +51,11 @@ def summarize(tracker: Tracker, slo: Slo, *, batching: bool, scraper: metrics.Sc
     output = flow.output(begin, end)
     server = account.figures(flow.output)
     wall = (output - flow.firsts) / seconds
-    decode = 1 / tpot if tpot else None
-    if batching and tpot:
+    running = 1.0
+    if batching:
         waiting = waiting_of(server["server_queue_mean_s"], rate, server["server_waiting_mean"])
-        decode = max(running_of(in_flight, flow.decoding_mean, account.running_peak, waiting) / tpot, wall)
+        running = running_of(in_flight, flow.decoding_mean, account.running_peak, waiting)
+    decode = running / tpot if tpot else None
     little = rate * e2e if e2e is not None else None
     rate_interval = stats.mean_interval(flow.slices)
     out |= {
@@ -63,7 +64,8 @@ def summarize(tracker: Tracker, slo: Slo, *, batching: bool, scraper: metrics.Sc
         "output_tok_per_s": output / seconds,
         "output_tok_per_s_ci_low": rate_interval.low if rate_interval else None,
         "output_tok_per_s_ci_high": rate_interval.high if rate_interval else None,
-        "decode_tok_per_s": decode,
+        "decode_tok_per_s": max(decode, wall) if decode and batching else decode,
+        "running_mean": running if batching else None,
         "decode_wall_tok_per_s": wall,
         "total_tok_per_s": (output + flow.prompt_tokens) / seconds,
         "in_flight_mean": in_flight,

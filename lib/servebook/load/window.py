@@ -30,6 +30,12 @@ class Rule:
     min_seconds: float
     time_limit_s: float
     exactly: int | None = None
+    limit: str = ""  # what sets max_requests, in words, where it is not the parameter of that name
+
+    @property
+    def most(self) -> str:
+        """The limit of requests, by the name of the parameter that sets it."""
+        return self.limit or f"max_requests ({self.max_requests})"
 
 
 def converged(e2e_s: stats.Values, ttft_s: stats.Values, per_round: int = 1) -> bool:
@@ -173,7 +179,7 @@ class Tracker:
         if n % c:
             return None
         if n >= rule.max_requests:
-            return f"max_requests ({rule.max_requests}) reached"
+            return f"{rule.most} reached"
         if n < rule.min_requests or seconds < rule.min_seconds or n % (c * math.ceil(8 / c)):
             return None
         return "interval narrow enough" if converged(self._e2e, self._ttft, self.per_round) else None

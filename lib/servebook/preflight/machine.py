@@ -54,7 +54,7 @@ class Machine:
             return self._unseen
         if self.gpu is not None or not (os.path.exists("/proc/driver/nvidia") or os.path.exists("/dev/nvidia0")):
             return None
-        if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        if not os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip().startswith((*"0123456789", "GPU-", "MIG-")):
             return None  # hidden on purpose
         _, said = self.output("nvidia-smi")
         return next((line.strip() for line in said.splitlines() if line.strip()), "nvidia-smi says nothing")
