@@ -130,6 +130,7 @@ def test_what_a_batching_engine_works_on_is_what_is_in_flight_less_what_the_serv
     assert running_of(64.0, 40.0, 60.0, 5.0) == 59.0
     assert running_of(64.0, 40.0, None, 5.0) == 59.0
     assert running_of(0.98, 1.0, 0.0, 0.0) == 0.98  # hardly scraped
+    assert running_of(7.8, 6.2, 5.0, 0.1) == pytest.approx(7.7)  # three looks, and a fifth of it prefills
     assert running_of(3000.0, 1.0, 1.0, 350.0) == 1.0  # most had not been accepted
     assert running_of(1.95, 1.0, 1.0, 0.33) == 1.0  # scraped at the wrong moments
     assert running_of(4.0, 3.8, None, None) == 3.8 and running_of(2.0, 1.0, None, None) == 1.0

@@ -29,6 +29,8 @@ from .finished import Chunk, Column
 from .flow import Flow
 from .window import Tracker, converged
 
+UNSEEN = 1.5  # times as many as were seen are more than a few looks miss
+
 
 def summarize(tracker: Tracker, slo: Slo, *, batching: bool, scraper: metrics.Scraper | None) -> dict[str, Any]:
     """The measured part of a point: figures, and the facts that the audit weighs."""
@@ -93,14 +95,15 @@ def running_of(in_flight: float, decoding: float, running_peak: float | None, wa
     Prefilling ones count, as in vLLM's num_requests_running. in_flight: of the client. decoding: Flow.decoding_mean.
     running_peak: the most that the server's gauge showed; waiting: see waiting_of; None where it has none.
 
-    A server may wait for more than it says (connections that it has not accepted) or say nothing: then no more than it
-    was ever seen to run, or than the client sees decode side by side. So a server that takes one request after the
-    other runs one, whatever waits before it.
+    A server may wait for more than it says (connections that it has not accepted) or say nothing. What it was seen to
+    run, or the client sees decode side by side, falls short only by what a few looks miss and by what prefills: where
+    far more would run, that it is. So a server that takes one request after the other runs one, whatever waits.
     """
-    running = in_flight - (waiting or 0.0)
-    if running_peak is None and waiting is not None:
-        return running
-    return min(running, max(decoding, running_peak or 0.0))
+    seen = max(decoding, running_peak or 0.0)
+    if waiting is None:
+        return min(in_flight, seen)
+    running = in_flight - waiting
+    return seen if running_peak is not None and running > UNSEEN * seen else running
 
 
 class _Outcomes:
