@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -16,6 +19,7 @@ import pytest
 from servebook import engines, params
 from servebook.engines import naive_protocol
 from servebook.engines.http import http_get
+from servebook.engines.naive_server import Worker
 from servebook.errors import ServebookError
 from test_engines_process import gone
 
@@ -189,6 +193,46 @@ def test_client_that_leaves_frees_the_lock(engine: Any) -> None:
     assert until(
         lambda: gauge(engine.url, "num_requests_running") == 0 and gauge(engine.url, "num_requests_waiting") == 0
     )
+
+
+SLOW_TO_STOP = """
+import sys, time, select
+for line in sys.stdin.buffer.raw:
+    if line.strip() == b"stop":
+        continue
+    for token in range(1000):
+        print(len(line), flush=True)
+        if select.select([sys.stdin], [], [], 0.02)[0]:
+            time.sleep(0.3)
+            break
+    print("end", flush=True)
+"""
+
+
+def test_a_request_waits_for_the_end_of_one_that_was_cut_off_twice() -> None:
+    """A write to a closing connection ends a request, and losing the connection cancels it while it ends."""
+
+    async def run() -> tuple[int, int]:
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(sys.executable, "-uc", SLOW_TO_STOP, stdin=pipe, stdout=pipe)
+        worker = Worker(process, {})
+        try:
+            left = worker.tokens(SimpleNamespace(prompt=[1], max_tokens=9, eos=[]))
+            old = await anext(left)
+            closing = asyncio.ensure_future(left.aclose())
+            await asyncio.sleep(0.1)
+            closing.cancel()
+            await asyncio.wait([closing])
+            async with contextlib.aclosing(
+                worker.tokens(SimpleNamespace(prompt=[1] * 50, max_tokens=9, eos=[]))
+            ) as made:
+                return old, await anext(made)
+        finally:
+            process.kill()
+            await process.wait()
+
+    old, new = asyncio.run(run())
+    assert new > old + 50  # its own
 
 
 def test_client_that_leaves_during_prefill(engine: Any) -> None:

@@ -60,6 +60,7 @@ class Worker:
 
     def __init__(self, process: asyncio.subprocess.Process, facts: dict[str, Any]) -> None:
         self.process, self.facts = process, facts
+        self._ending: asyncio.Task[None] | None = None  # reads what a request that was left still says
 
     @classmethod
     async def start(cls, arguments: list[str]) -> Worker | None:
@@ -76,6 +77,8 @@ class Worker:
         """A request's tokens. Closing it early ends the request with the step at hand, and waits for that."""
         assert self.process.stdout is not None
         request = {"prompt": job.prompt, "max_tokens": job.max_tokens, "eos": job.eos}
+        if self._ending is not None:  # who left was cut off a second time, while it waited for that
+            await asyncio.shield(self._ending)
         self._tell(json.dumps(request).encode())
         ended = False
         try:
@@ -85,7 +88,8 @@ class Worker:
         finally:
             if not ended:  # the reader left, before the first token or between two
                 self._tell(b"stop")
-                await asyncio.shield(self._until_end())
+                self._ending = asyncio.ensure_future(self._until_end())
+                await asyncio.shield(self._ending)
         if not line.startswith(b"end"):
             raise RuntimeError(line.decode().removeprefix("error ").strip() or "the model's process ended")
 
