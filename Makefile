@@ -51,7 +51,7 @@ lint: $(READY)  ## ruff, mypy, mdformat
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/mdformat --check *.md */README.md outputs/*/README.md docs/faults.md lib/servebook/data/glossary.md
+	@$(BIN)/mdformat --check *.md */README.md outputs/*/README.md docs/faults.md lib/servebook/report/glossary.md
 
 audit: $(READY)  ## known vulnerabilities of the locked packages, where pip-audit can be had
 	@[ -x $(VENV)/audit/bin/pip-audit ] || { $(BIN)/python -m venv $(VENV)/audit && $(VENV)/audit/bin/pip install -q pip-audit; } \

@@ -18,7 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from servebook import engines, params
+from servebook import engines
+from servebook.config import params
 from servebook.engines.naive_model import use_cores
 
 

@@ -21,10 +21,10 @@ import time
 from pathlib import Path
 
 import psutil
-from servebook import results
+from servebook.config.params import Load, Slo
 from servebook.load import PointSpec, measure_point_sync
 from servebook.load.window import Rule
-from servebook.params import Load, Slo
+from servebook.run_folder import results
 
 ROOT = Path(__file__).parents[1]
 PROMPT, OUTPUT = 16, 4

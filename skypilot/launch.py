@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 if "--check" not in sys.argv:  # SkyPilot's Python need not have servebook
-    from servebook import params
-    from servebook.errors import ServebookError
+    from servebook.common.errors import ServebookError
+    from servebook.config import params
 
 ROOT = Path(__file__).resolve().parents[1]
 TASK = ROOT / "skypilot" / "servebook.yaml"

@@ -216,8 +216,9 @@ def notebook(path: Path, cells: list[Any]) -> Path:
 
 def notebooks(folder: Path, rows: list[dict]) -> list[Path]:
     """The run's executed notebooks, small but with every kind of content that the real ones have."""
-    from servebook import charts, score
+    from servebook import charts
     from servebook.report import tables
+    from servebook.scoring import score
 
     frozen = predictions([r for r in rows if r["verdict"] != "invalid"])
     scores = score.score(rows, frozen)

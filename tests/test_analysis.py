@@ -2,7 +2,7 @@
 
 import pandas as pd
 import pytest
-from servebook import analysis
+from servebook.scoring import analysis
 
 
 def point(engine, c, **figures):

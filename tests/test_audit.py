@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from servebook.audit import audit
+from servebook.scoring.audit import audit
 
 GOOD: dict[str, Any] = {
     "concurrency": 8, "requests": 100, "failures": 0, "errors": {}, "stop_reason": "interval narrow enough",

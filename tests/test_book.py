@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 
 import pytest
-from servebook import results, sessions
-from servebook.book import Book
 from servebook.report import tables
+from servebook.run.book import Book
+from servebook.run_folder import results, sessions
 
 ROOT = Path(__file__).parents[1]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from servebook import hardware, model
-from servebook.calibrate import calibrate
-from servebook.errors import ServebookError
-from servebook.params import ModelParams
-from servebook.priors import vllm_priors
-from servebook.steptime import VllmTimes
+from servebook.common.errors import ServebookError
+from servebook.config.params import ModelParams
+from servebook.hardware import catalog as hardware
+from servebook.model import reader as model
+from servebook.predictor.calibration import calibrate
+from servebook.predictor.priors import vllm_priors
+from servebook.predictor.steptime import VllmTimes
 
 A40 = hardware.catalog()["A40"]
 SHAPE = model.load_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), Path("."))
@@ -89,9 +90,9 @@ def test_one_point_is_enough_and_leaves_more_open():
 
 
 def test_a_low_concurrency_point_decides_what_one_client_cannot():
-    from servebook import scenario, server_limits
-    from servebook.params import Load, VllmEngine
-    from servebook.points import PointSpec
+    from servebook.config.params import Load, VllmEngine
+    from servebook.config.points import PointSpec
+    from servebook.predictor import scenario, server_limits
 
     server = server_limits.server("vllm", VllmEngine(kind="vllm", max_num_batched_tokens=2048), SHAPE, A40)
 

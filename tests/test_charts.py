@@ -7,8 +7,9 @@ import xml.etree.ElementTree as ET
 
 import pytest
 import report_data
-from servebook import charts, score
+from servebook import charts
 from servebook.charts import style, svg, words
+from servebook.scoring import score
 
 ROWS = report_data.points()
 FROZEN = report_data.predictions(ROWS)

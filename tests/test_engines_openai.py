@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from servebook import engines, hardware, model, params, plan, predict
-from servebook.book import Book
+from servebook import engines
+from servebook.common.errors import ServebookError
+from servebook.config import params
 from servebook.engines import facts, process
 from servebook.engines.ports import free_port
-from servebook.errors import ServebookError
+from servebook.hardware import catalog as hardware
+from servebook.model import reader as model
+from servebook.predictor import plan, predict
+from servebook.run.book import Book
 from test_engines_process import DOUBLE, double, gone
 
 

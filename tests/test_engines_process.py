@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 import pytest
+from servebook.common.errors import ServebookError
 from servebook.engines import guard, ports, process, records
-from servebook.errors import ServebookError
 
 DOUBLE = str(Path(__file__).with_name("engine_double.py"))
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import psutil
 import pytest
-from servebook import engines, params
+from servebook import engines
+from servebook.common.errors import ServebookError
+from servebook.config import params
 from servebook.engines import vllm
-from servebook.errors import ServebookError
 from test_engines_process import gone
 
 MODEL: dict[str, Any] = {"config": "tiny-qwen2", "weights": "dummy"}

@@ -13,13 +13,14 @@ import pytest
 import report_data
 import yaml
 from PIL import Image
-from servebook import cli, retell
-from servebook.errors import ServebookError
+from servebook.cli import command as cli
+from servebook.common.errors import ServebookError
 from servebook.report.card import write_card
 from servebook.report.compare import compare, ratio_frame
 from servebook.report.export import export_post, to_markdown
 from servebook.report.scrub import ROOT
 from servebook.report.social import write_social
+from servebook.run import replay
 
 ROWS = report_data.points((1, 4))
 
@@ -101,7 +102,7 @@ def test_a_run_without_executed_notebooks_is_told_again_for_its_post(
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(run[1], target)
 
-    monkeypatch.setattr(retell, "execute", execute)
+    monkeypatch.setattr(replay, "execute", execute)
     assert cli.main(["post", str(folder)]) == 0
     told = capsys.readouterr()
     assert told.out == f"{folder / 'post/index.md'}\n" and ran[-1] == "08_post.ipynb"

@@ -25,11 +25,12 @@ from typing import Any
 import psutil
 import pytest
 from mock_server import Behaviour, serving
-from servebook import execute_notebook, pipeline, results
-from servebook.book import Book
-from servebook.errors import ServebookError
+from servebook.common.errors import ServebookError
+from servebook.config.params import Load, Slo
 from servebook.load import PointSpec, measure_point_sync
-from servebook.params import Load, Slo
+from servebook.run import notebook_execution, pipeline
+from servebook.run.book import Book
+from servebook.run_folder import results
 from test_engines_process import gone
 
 ROOT = Path(__file__).parents[1]
@@ -426,9 +427,9 @@ def test_a_read_only_folder_is_one_line(tmp_path: Path, book_of: Callable[..., B
 
 
 def test_a_kernel_that_does_not_exist_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execute_notebook, "KERNEL", "nosuch")
+    monkeypatch.setattr(notebook_execution, "KERNEL", "nosuch")
     with pytest.raises(ServebookError, match=r"01_prediction.ipynb: there is no Jupyter kernel 'nosuch'. Install"):
-        execute_notebook.execute(pipeline.NOTEBOOKS / "01_prediction.ipynb", tmp_path / "x.ipynb", {"PARAMS": "p"})
+        notebook_execution.execute(pipeline.NOTEBOOKS / "01_prediction.ipynb", tmp_path / "x.ipynb", {"PARAMS": "p"})
 
 
 def test_a_stepped_clock_changes_no_latency(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from servebook import files, pack
-from servebook.errors import ServebookError
+from servebook.common import files
+from servebook.common.errors import ServebookError
+from servebook.run_folder import pack
 
 
 def test_a_file_where_a_folder_should_be_is_one_clear_error(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from servebook import params
-from servebook.cli import main
-from servebook.errors import ServebookError
-from servebook.grid import write_grid
+from servebook.cli.command import main
+from servebook.cli.grid import write_grid
+from servebook.common.errors import ServebookError
+from servebook.config import params
 
 ROOT = Path(__file__).parents[1]
 LAUNCH = ROOT / "skypilot" / "launch.py"

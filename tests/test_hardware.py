@@ -4,14 +4,14 @@ import sys
 import types
 
 import pytest
-from servebook import hardware
+from servebook.common.errors import ServebookError
+from servebook.config.params import HardwareFigures, HardwareParams
 from servebook.engines.process import gpu_gib_in_use
-from servebook.errors import ServebookError
-from servebook.hardware import GIB, catalog, cpu, match, resolve
+from servebook.hardware import catalog as hardware
+from servebook.hardware.catalog import GIB, catalog, cpu, match, resolve
+from servebook.hardware.processor import flop_per_cycle
 from servebook.load.metrics import GpuSampler
-from servebook.params import HardwareFigures, HardwareParams
-from servebook.processor import flop_per_cycle
-from servebook.roofline import ridge_flop_per_byte
+from servebook.predictor.roofline import ridge_flop_per_byte
 
 
 def test_every_asked_card_has_a_dense_rate_and_a_source():

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 from IPython.display import DisplayHandle
-from servebook import predict, results
 from servebook.charts import waterfall_svg
-from servebook.errors import ServebookError
-from servebook.hardware import Gpu
-from servebook.lab import explore, live, live_view, runs, setting
-from servebook.points import PointSpec
+from servebook.common.errors import ServebookError
+from servebook.config.points import PointSpec
+from servebook.hardware.catalog import Gpu
+from servebook.lab import explore, runs, setting
+from servebook.predictor import predict
+from servebook.run import live, live_view
+from servebook.run_folder import results
 
 ROOT = Path(__file__).parents[1]
 H200 = "h200-qwen2.5-7b (reference)"

@@ -17,8 +17,8 @@ import jupyter_lab
 import nbconvert
 import psutil
 import pytest
-from servebook import results
 from servebook.engines import records
+from servebook.run_folder import results
 
 pytestmark = [
     pytest.mark.browser,

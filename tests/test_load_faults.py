@@ -11,10 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 from mock_server import Behaviour, serving
-from servebook.errors import ServebookError
+from servebook.common.errors import ServebookError
+from servebook.config.params import Load, Slo
 from servebook.load import PointSpec, measure_point_sync
 from servebook.load.window import Rule
-from servebook.params import Load, Slo
 
 TOKENS = 16
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from servebook.errors import ServebookError
+from servebook.common.errors import ServebookError
 from servebook.load.lengths import Length, Listed, Spread, length_at, parse, read_csv, typical
 
 

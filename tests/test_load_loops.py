@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from mock_server import Behaviour, MockServer, serving
-from servebook import results
-from servebook.errors import ServebookError
+from servebook.common.errors import ServebookError
+from servebook.config.params import Load, Slo
 from servebook.load import PointSpec, measure_point, measure_point_sync, measure_ramp_sync, summary
 from servebook.load.arrivals import schedule
 from servebook.load.client import Client
@@ -23,7 +23,7 @@ from servebook.load.point import rule_of
 from servebook.load.prompts import Bodies, Prompts
 from servebook.load.summary import running_of, waiting_of
 from servebook.load.window import Rule
-from servebook.params import Load, Slo
+from servebook.run_folder import results
 
 TOKENS = 16
 

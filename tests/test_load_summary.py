@@ -13,15 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from servebook import params, results, stats
-from servebook.errors import ServebookError
+from servebook.common import stats
+from servebook.common.errors import ServebookError
+from servebook.config import params
+from servebook.config.params import Slo
 from servebook.load import finished
 from servebook.load.client import Reply
 from servebook.load.flow import SLICES
 from servebook.load.stream import TokenStream
 from servebook.load.summary import summarize
 from servebook.load.window import Rule, Tracker
-from servebook.params import Slo
+from servebook.run_folder import results
 
 EARLIER = Path(__file__).parents[1] / "outputs/reference/earlier.tar.xz"
 DATA = Path(__file__).parent / "data/h200"

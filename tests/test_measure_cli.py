@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from mock_server import Behaviour, serving
-from servebook import measure_cli
-from servebook.errors import ServebookError
-from servebook.measure_cli import main
+from servebook.cli import measure as measure_cli
+from servebook.cli.measure import main
+from servebook.common.errors import ServebookError
 
 FAST = ["--prompt-tokens", "8", "--output-tokens", "8", "--requests", "6", "--warmup", "2", "--jitter", "0.001"]
 
@@ -211,7 +211,7 @@ def test_what_a_point_came_to_is_there_when_the_next_ends_early(
 
 
 def test_nothing_heavy_is_imported() -> None:
-    code = "import servebook.measure_cli, sys; print([m for m in sys.modules if m in %r])"
+    code = "import servebook.cli.measure, sys; print([m for m in sys.modules if m in %r])"
     heavy = {"pandas", "scipy", "matplotlib", "torch", "transformers", "vllm", "papermill"}
     done = subprocess.run([sys.executable, "-c", code % heavy], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

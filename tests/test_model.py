@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from servebook.errors import ServebookError
-from servebook.model import PACKAGED, from_config, load_shape, materialize, packaged
-from servebook.params import ModelParams
+from servebook.common.errors import ServebookError
+from servebook.config.params import ModelParams
+from servebook.model.reader import PACKAGED, from_config, load_shape, materialize, packaged
 
 BASE = Path(".")
 

@@ -16,11 +16,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-from servebook import engines, params
+from servebook import engines
+from servebook.common.errors import ServebookError
+from servebook.config import params
 from servebook.engines import naive_protocol
 from servebook.engines.http import http_get
 from servebook.engines.naive_server import Worker
-from servebook.errors import ServebookError
 from test_engines_process import gone
 
 RUN = {
@@ -281,8 +282,8 @@ def test_tokens_are_counted_as_they_are_made(engine: Any) -> None:
 def test_decoding_is_that_of_a_plain_forward_pass(tmp_path: Path) -> None:
     """The growing cache changes nothing: the same tokens as recomputing the whole sequence every step."""
     import torch
-    from servebook import model
     from servebook.engines.naive_model import NaiveModel
+    from servebook.model import reader as model
 
     folder = model.materialize(params.ModelParams(**RUN["model"]), tmp_path, tmp_path)  # type: ignore[arg-type]
     naive = NaiveModel(str(folder), dummy=True, device="cpu", dtype="float32")

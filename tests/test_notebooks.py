@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager
-from servebook import execute_notebook
+from servebook.run import notebook_execution
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(p for p in FOLDER.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
@@ -39,8 +39,8 @@ def test_no_outputs_no_papermill_metadata(book):
 
 
 def test_the_kernel_is_the_one_that_is_always_there(book):
-    assert book["metadata"]["kernelspec"]["name"] == execute_notebook.KERNEL
-    assert execute_notebook.KERNEL in KernelSpecManager().find_kernel_specs()
+    assert book["metadata"]["kernelspec"]["name"] == notebook_execution.KERNEL
+    assert notebook_execution.KERNEL in KernelSpecManager().find_kernel_specs()
 
 
 def test_one_parameters_cell_of_literals(book):

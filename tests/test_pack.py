@@ -6,9 +6,9 @@ import json
 
 import pandas as pd
 import pytest
-from servebook import results
-from servebook.errors import ServebookError
-from servebook.pack import pack
+from servebook.common.errors import ServebookError
+from servebook.run_folder import results
+from servebook.run_folder.pack import pack
 
 
 @pytest.fixture

@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from servebook import capacity, cli, closed_forms, hardware, model, params, plan, predict, server_limits
-from servebook.errors import ServebookError
-from servebook.hardware import GIB
-from servebook.parallel import Layout
-from servebook.params import HardwareParams, ModelParams, RunParams, Slo
-from servebook.priors import vllm_priors
-from servebook.steptime import VllmTimes
+from servebook.cli import command as cli
+from servebook.common.errors import ServebookError
+from servebook.config import params
+from servebook.config.params import HardwareParams, ModelParams, RunParams, Slo
+from servebook.hardware import catalog as hardware
+from servebook.hardware.catalog import GIB
+from servebook.model import reader as model
+from servebook.predictor import capacity, closed_forms, plan, predict, server_limits
+from servebook.predictor.parallel import Layout
+from servebook.predictor.priors import vllm_priors
+from servebook.predictor.steptime import VllmTimes
 
 ROOT = Path(__file__).parents[1]
 QWEN = model.load_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), ROOT)  # 28 query heads, 4 KV heads

@@ -8,8 +8,8 @@ from typing import Any, get_args, get_origin
 import pytest
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
-from servebook import params
-from servebook.errors import ServebookError
+from servebook.common.errors import ServebookError
+from servebook.config import params
 
 ROOT = Path(__file__).parents[1]
 DEMO = (ROOT / "params/demo.yaml").read_text()

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from servebook import peers, results
-from servebook.errors import ServebookError
+from servebook.common.errors import ServebookError
 from servebook.report import tables
+from servebook.run_folder import results
+from servebook.scoring import peers
 
 REFERENCE = Path(__file__).parents[1] / "outputs" / "reference" / "h200-qwen2.5-7b"
 HEADER = "peer,sweep,engine,point,ttft_s,tpot_s\n"

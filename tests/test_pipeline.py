@@ -13,10 +13,13 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from servebook import cli, lock_and_signals, params, pipeline
-from servebook.book import Book
-from servebook.errors import ServebookError
-from servebook.execute_notebook import execute
+from servebook.cli import command as cli
+from servebook.common.errors import ServebookError
+from servebook.config import params
+from servebook.run import pipeline
+from servebook.run.book import Book
+from servebook.run.notebook_execution import execute
+from servebook.run_folder import lock_and_signals
 
 ROOT = Path(__file__).parents[1]
 
@@ -150,7 +153,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, change, expect):
 
 
 def test_two_runs_into_one_folder_the_second_is_refused(tmp_path):
-    from servebook.lock_and_signals import single_run
+    from servebook.run_folder.lock_and_signals import single_run
 
     with (
         single_run(tmp_path),

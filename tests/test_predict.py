@@ -9,12 +9,17 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
-from servebook import capacity, freezing, hardware, model, params, points, predict, scenario, score, server_limits
-from servebook import plan as planning
-from servebook.errors import ServebookError
+from servebook.common.errors import ServebookError
+from servebook.config import params, points
+from servebook.config.params import ModelParams, RunParams, Slo
+from servebook.hardware import catalog as hardware
 from servebook.lab import explore
-from servebook.params import ModelParams, RunParams, Slo
-from servebook.priors import vllm_priors
+from servebook.model import reader as model
+from servebook.predictor import capacity, predict, scenario, server_limits
+from servebook.predictor import plan as planning
+from servebook.predictor.priors import vllm_priors
+from servebook.run_folder import frozen_predictions
+from servebook.scoring import score
 
 ROOT = Path(__file__).parents[1]
 _spec = importlib.util.spec_from_file_location("bench_predictor", ROOT / "benchmarks" / "bench_predictor.py")
@@ -250,22 +255,24 @@ def changed(prediction, **more):
 
 
 def test_ink_dries_when_a_point_is_measured(tmp_path, datasheet):
-    first = freezing.freeze(tmp_path, "datasheet", datasheet)
+    first = frozen_predictions.freeze(tmp_path, "datasheet", datasheet)
     assert (first["stage"], first["late"]) == ("datasheet", False)
     assert len(first["inputs_sha256"]) == 64 and first["time_utc"].endswith("Z")
-    assert freezing.freeze(tmp_path, "datasheet", datasheet) == first  # the same again: nothing new
-    second = freezing.freeze(tmp_path, "datasheet", changed(datasheet, x=1))  # nothing measured: one may think again
+    assert frozen_predictions.freeze(tmp_path, "datasheet", datasheet) == first  # the same again: nothing new
+    second = frozen_predictions.freeze(
+        tmp_path, "datasheet", changed(datasheet, x=1)
+    )  # nothing measured: one may think again
     assert second["inputs_sha256"] != first["inputs_sha256"]
 
     measure(tmp_path, "calibration", "vllm", "p00512-o0128")
-    assert freezing.freeze(tmp_path, "datasheet", changed(datasheet, x=2)) == second
-    calibrated = freezing.freeze(tmp_path, "calibrated:vllm", datasheet)  # calibration does not overtake it
+    assert frozen_predictions.freeze(tmp_path, "datasheet", changed(datasheet, x=2)) == second
+    calibrated = frozen_predictions.freeze(tmp_path, "calibrated:vllm", datasheet)  # calibration does not overtake it
     assert calibrated["late"] is False
     measure(tmp_path, "short", "hf", "c0001")  # another engine's point neither
-    again = freezing.freeze(tmp_path, "calibrated:vllm", changed(datasheet, x=3))
+    again = frozen_predictions.freeze(tmp_path, "calibrated:vllm", changed(datasheet, x=3))
     assert again["inputs_sha256"] != calibrated["inputs_sha256"]
     measure(tmp_path, "short", "vllm", "c0001")
-    assert freezing.freeze(tmp_path, "calibrated:vllm", changed(datasheet, x=4)) == again
+    assert frozen_predictions.freeze(tmp_path, "calibrated:vllm", changed(datasheet, x=4)) == again
     stored = json.loads((tmp_path / "predictions.json").read_text())["frozen"]
     assert [e["stage"] for e in stored] == ["datasheet", "datasheet", "calibrated:vllm", "calibrated:vllm"]
     assert stored[0] == first  # what was written stays
@@ -273,7 +280,7 @@ def test_ink_dries_when_a_point_is_measured(tmp_path, datasheet):
 
 def test_a_point_added_later_gets_ink_and_the_measured_keep_theirs(tmp_path, datasheet):
     old = [p for p in datasheet["points"] if p["point"] != "c0008"]
-    first = freezing.freeze(tmp_path, "calibrated:vllm", datasheet | {"points": old})
+    first = frozen_predictions.freeze(tmp_path, "calibrated:vllm", datasheet | {"points": old})
     measure(tmp_path, "short", "vllm", "c0001")
 
     def moved(p):
@@ -281,31 +288,31 @@ def test_a_point_added_later_gets_ink_and_the_measured_keep_theirs(tmp_path, dat
 
     later = changed(datasheet, x=1) | {"points": [moved(p) for p in datasheet["points"]]}
     later["points"] = [p for p in later["points"] if p["sweep"] == "short"]
-    stands = freezing.freeze(tmp_path, "calibrated:vllm", later)
+    stands = frozen_predictions.freeze(tmp_path, "calibrated:vllm", later)
     stored = json.loads((tmp_path / "predictions.json").read_text())["frozen"]
     assert stored[0] == first and stored[1]["additional"] and not stored[1]["late"]
-    added = {freezing.key(p) for p in stored[1]["points"]}
+    added = {frozen_predictions.key(p) for p in stored[1]["points"]}
     assert ("short", "vllm", "c0008") in added and ("short", "vllm", "c0001") not in added
-    by_key = {freezing.key(p): p for p in stands["points"]}
+    by_key = {frozen_predictions.key(p): p for p in stands["points"]}
     assert by_key["short", "vllm", "c0001"] in first["points"]  # measured: as it was written before
     assert by_key["short", "vllm", "c0008"] in stored[1]["points"]
-    assert set(by_key) == {freezing.key(p) for p in datasheet["points"]}
+    assert set(by_key) == {frozen_predictions.key(p) for p in datasheet["points"]}
     scored = score.prediction_frame(stored)
     one = scored[(scored["point"] == "c0008") & (scored["engine"] == "vllm") & (scored["metric"] == "tpot_s")]
     assert len(one) == 1
     # nothing new to say: nothing is written, though the server's facts moved
-    assert freezing.freeze(tmp_path, "calibrated:vllm", later | {"inputs": {"y": 2}}) == stands
+    assert frozen_predictions.freeze(tmp_path, "calibrated:vllm", later | {"inputs": {"y": 2}}) == stands
     # parameters changed: the point is measured again, and what it will be scored against is frozen before
-    again = freezing.freeze(tmp_path, "calibrated:vllm", later | {"inputs": {"y": 3}}, measured=set())
-    renewed = next(p for p in again["points"] if freezing.key(p) == ("short", "vllm", "c0001"))
+    again = frozen_predictions.freeze(tmp_path, "calibrated:vllm", later | {"inputs": {"y": 3}}, measured=set())
+    renewed = next(p for p in again["points"] if frozen_predictions.key(p) == ("short", "vllm", "c0001"))
     assert renewed == moved(by_key["short", "vllm", "c0001"])
 
 
 def test_rates_stay_shares_of_the_capacity_that_was_frozen(tmp_path, datasheet):
-    freezing.freeze(tmp_path, "datasheet", datasheet)
-    assert freezing.capacity_in_ink(tmp_path, "datasheet") == {}  # nothing measured: still open
+    frozen_predictions.freeze(tmp_path, "datasheet", datasheet)
+    assert frozen_predictions.capacity_in_ink(tmp_path, "datasheet") == {}  # nothing measured: still open
     measure(tmp_path, "calibration", "vllm", "p00512-o0128")
-    known = freezing.capacity_in_ink(tmp_path, "datasheet")
+    known = frozen_predictions.capacity_in_ink(tmp_path, "datasheet")
     assert known == datasheet["capacity_per_s"]
     told = {"rates/vllm": 2.0}
     half = predict.predict_run(run_params(), SHAPE, A40, capacity_per_s=told, engines=["vllm"], n_samples=2)
@@ -314,7 +321,7 @@ def test_rates_stay_shares_of_the_capacity_that_was_frozen(tmp_path, datasheet):
 
 def test_a_prediction_after_the_fact_says_so(tmp_path, datasheet):
     measure(tmp_path, "short", "vllm", "c0001")
-    assert freezing.freeze(tmp_path, "datasheet", datasheet)["late"] is True
+    assert frozen_predictions.freeze(tmp_path, "datasheet", datasheet)["late"] is True
 
 
 # --- plan and capacity -----------------------------------------------------------------------------------------------

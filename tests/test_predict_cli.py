@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from servebook import capacity_cli, params, published
-from servebook.cli import main
-from servebook.errors import ServebookError
+from servebook.cli import capacity as capacity_cli
+from servebook.cli.command import main
+from servebook.common.errors import ServebookError
+from servebook.config import params
+from servebook.run_folder import published
 
 ROOT = Path(__file__).parents[1]
 

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 from mock_server import Behaviour, serving
-from servebook import analysis, charts, params, points, results
+from servebook import charts
+from servebook.config import params, points
+from servebook.config.params import Load, Slo
 from servebook.load import measure_point_sync
 from servebook.load.window import Rule
-from servebook.params import Load, Slo
 from servebook.report import tables
 from servebook.report.markup import place
+from servebook.run_folder import results
+from servebook.scoring import analysis
 
 RUN = """
 run: cache

@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 import yaml
-from servebook import cli, hardware, preflight
-from servebook.errors import ServebookError
-from servebook.params import RunParams
+from servebook.cli import command as cli
+from servebook.common.errors import ServebookError
+from servebook.config.params import RunParams
+from servebook.hardware import catalog as hardware
+from servebook.run import preflight
 from test_hardware import FakeNvml
 
 IDLE = {
@@ -230,7 +232,7 @@ def test_fewer_gpus_than_an_engine_needs() -> None:
 
 
 def test_disk_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("servebook.preflight.system.RESULTS_GB", 1e9)
+    monkeypatch.setattr("servebook.run.preflight.system.RESULTS_GB", 1e9)
     check = found("disk", preflight.Machine(run_params(), tmp_path, tmp_path / "run"))
     assert check.status == "fail" and "GB needed" in check.detail
 
@@ -332,8 +334,8 @@ def test_the_hub_is_asked_for_the_very_model(
 
 def test_the_cache_counts_for_the_revision_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
-    from servebook.params import ModelParams
-    from servebook.preflight import needs
+    from servebook.config.params import ModelParams
+    from servebook.run.preflight import needs
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     snapshot = tmp_path / "models--a--b/snapshots/0123abc"
@@ -348,7 +350,7 @@ def test_the_cache_counts_for_the_revision_it_holds(tmp_path: Path, monkeypatch:
 
 
 def preflight_config() -> Path:
-    from servebook import model
+    from servebook.model import reader as model
 
     return Path(model.PACKAGED) / "tiny-qwen2.json"
 

@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
-from servebook import roofline as r
-from servebook.hardware import resolve
-from servebook.model import load_shape, packaged
-from servebook.params import HardwareParams, ModelParams, load
+from servebook.config.params import HardwareParams, ModelParams, load
+from servebook.hardware.catalog import resolve
+from servebook.model.reader import load_shape, packaged
+from servebook.predictor import roofline as r
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = ROOT / "outputs" / "published"

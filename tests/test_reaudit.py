@@ -7,9 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from servebook import cli, results
-from servebook.lock_and_signals import single_run
-from servebook.reaudit import reaudit
+from servebook.cli import command as cli
+from servebook.run.audit_again import reaudit
+from servebook.run_folder import results
+from servebook.run_folder.lock_and_signals import single_run
 
 REFERENCE = Path(__file__).parents[1] / "outputs/reference/h200-qwen2.5-7b-fp8"
 

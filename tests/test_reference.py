@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servebook import results
+from servebook.run_folder import results
 
 ROOT = Path(__file__).parents[1]
 _spec = importlib.util.spec_from_file_location("bench_predictor", ROOT / "benchmarks" / "bench_predictor.py")

@@ -13,14 +13,14 @@ import pandas as pd
 import pytest
 import report_data
 import yaml
-from servebook import score
 from servebook.charts import words
-from servebook.errors import ServebookError
+from servebook.common.errors import ServebookError
 from servebook.report import notes, outputs, scrub, tables
 from servebook.report.markdown import Ids, Renderer, markdown, mathml
 from servebook.report.render import render
 from servebook.report.scrub import ROOT, Scrub
 from servebook.report.social import social, write_social
+from servebook.scoring import score
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from servebook import results
-from servebook.errors import ServebookError
+from servebook.common.errors import ServebookError
+from servebook.run_folder import results
 
 
 def test_rows_come_back_as_written(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from servebook import roofline as r
-from servebook.errors import ServebookError
-from servebook.hardware import GIB, catalog
-from servebook.model import ModelShape, load_shape
-from servebook.params import ModelParams
+from servebook.common.errors import ServebookError
+from servebook.config.params import ModelParams
+from servebook.hardware.catalog import GIB, catalog
+from servebook.model.reader import ModelShape, load_shape
+from servebook.predictor import roofline as r
 
 A40, A100 = catalog()["A40"], catalog()["A100-80GB-SXM"]
 BW, VLLM, HF = 505e9, 76.6e12, 68.8e12  # post 2's effective rates

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from servebook.scheduler import WAITING, Request, Scheduler, SchedulerConfig
+from servebook.predictor.scheduler import WAITING, Request, Scheduler, SchedulerConfig
 
 
 def scheduler(**config):

@@ -11,7 +11,7 @@ from collections import deque
 from types import SimpleNamespace
 
 import pytest
-from servebook.scheduler import Request, Scheduler, SchedulerConfig
+from servebook.predictor.scheduler import Request, Scheduler, SchedulerConfig
 
 pytestmark = pytest.mark.engine
 WORKLOADS = 400

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import report_data
-from servebook import score
+from servebook.scoring import score
 
 POINT = {
     "sweep": "s",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from servebook.scheduler import SchedulerConfig
-from servebook.simulated_clients import Prompt, Traffic, arrivals
-from servebook.simulation import simulate, simulate_naive
+from servebook.predictor.scheduler import SchedulerConfig
+from servebook.predictor.simulated_clients import Prompt, Traffic, arrivals
+from servebook.predictor.simulation import simulate, simulate_naive
 
 
 class Times:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from servebook import stats
+from servebook.common import stats
 
 
 def test_percentiles_and_means_of_nothing_are_none() -> None:

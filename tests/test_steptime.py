@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from servebook import hardware, model
-from servebook.params import ModelParams
-from servebook.priors import naive_priors, vllm_priors
-from servebook.scheduler import Request, Step
-from servebook.steptime import NaiveTimes, VllmTimes
+from servebook.config.params import ModelParams
+from servebook.hardware import catalog as hardware
+from servebook.model import reader as model
+from servebook.predictor.priors import naive_priors, vllm_priors
+from servebook.predictor.scheduler import Request, Step
+from servebook.predictor.steptime import NaiveTimes, VllmTimes
 
 CATALOG = hardware.catalog()
 A40 = CATALOG["A40"]

@@ -8,9 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from servebook import cli, engines, params, pipeline, preflight
-from servebook.book import Book
-from servebook.sessions import Sessions
+from servebook import engines
+from servebook.cli import command as cli
+from servebook.config import params
+from servebook.run import pipeline, preflight
+from servebook.run.book import Book
+from servebook.run_folder.sessions import Sessions
 
 TEXT = """
 run: r
@@ -62,7 +65,7 @@ def test_a_model_without_a_revision_names_the_one_to_pin(tmp_path: Path, monkeyp
 
 
 def test_check_says_it_on_stderr_and_succeeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from servebook import model
+    from servebook.model import reader as model
 
     (tmp_path / "p").mkdir()
     (tmp_path / "m").mkdir()

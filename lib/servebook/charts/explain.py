@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from .. import score
-from ..roofline import ridge_flop_per_byte
+from ..predictor.roofline import ridge_flop_per_byte
+from ..scoring import score
 from . import words
 from .style import LIGHT, Canvas, FigureText, chart, engine_order, engine_styles, plain_log, y_axis
 

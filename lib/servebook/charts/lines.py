@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from .. import score
+from ..scoring import score
 from . import words
 from .style import LIGHT, EngineStyle, FigureText, engine_order, engine_styles, place_last
 

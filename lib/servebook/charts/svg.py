@@ -18,7 +18,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from .. import files
+from ..common import files
 from .style import COLOURS, LIGHT, lab_palette, text_of, theme
 from .words import unbroken
 

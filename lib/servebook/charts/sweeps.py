@@ -10,8 +10,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from .. import analysis, score
-from ..points import SAME
+from ..config.points import SAME
+from ..scoring import analysis, score
 from . import captions, lines, words
 from .lines import DECODE, E2E, OUTPUT, TPOT, TTFT, Data, Metric
 from .style import Canvas, FigureText, chart, plain_log, text_of, y_axis

@@ -17,8 +17,8 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from ..errors import ServebookError
-from ..params import RunParams
+from ..common.errors import ServebookError
+from ..config.params import RunParams
 from . import records
 from .base import Engine
 

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from ..params import ModelParams
+from ..config.params import ModelParams
 from .secrets import is_secret
 
 HUB_TOKENS = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}

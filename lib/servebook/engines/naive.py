@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import model
-from ..errors import ServebookError
-from ..params import NaiveEngine, RunParams
+from ..common.errors import ServebookError
+from ..config.params import NaiveEngine, RunParams
 from .base import Engine
 from .environment import server_environment
 from .facts import blank_facts

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import model
-from ..errors import ServebookError
-from ..params import OpenAIEngine, RunParams
+from ..common.errors import ServebookError
+from ..config.params import OpenAIEngine, RunParams
 from .base import Engine
 from .environment import server_environment
 from .facts import blank_facts, from_metrics, from_sglang, merge

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from ..errors import ServebookError
+from ..common.errors import ServebookError
 
 LOOPBACK = "127.0.0.1"
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ServebookError
-from ..hardware import GIB, nvml, visible_handles
+from ..common.errors import ServebookError
+from ..hardware.catalog import GIB, nvml, visible_handles
 from . import logs
 from .base import Engine
 from .facts import blank_facts

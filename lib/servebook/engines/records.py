@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..errors import ServebookError
+from ..common.errors import ServebookError
 from .base import Engine
 from .http import healthy
 

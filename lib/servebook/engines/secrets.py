@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from ..params import BatchingEngine, Engine, OpenAIEngine
+from ..config.params import BatchingEngine, Engine, OpenAIEngine
 
 WORDS = {"TOKEN", "KEY", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "CREDENTIALS", "PAT"}
 

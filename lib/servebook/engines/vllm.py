@@ -13,9 +13,9 @@ from importlib import metadata
 from pathlib import Path
 
 from .. import model
-from ..errors import ServebookError
-from ..params import ModelParams, RunParams, VllmEngine
-from ..processor import processor
+from ..common.errors import ServebookError
+from ..config.params import ModelParams, RunParams, VllmEngine
+from ..hardware.processor import processor
 from .base import Engine
 from .environment import server_environment
 from .facts import vllm_facts

@@ -9,9 +9,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from .. import analysis, charts, score
-from ..charts import style, waterfall_svg, words
-from . import look
+from .. import charts
+from ..charts import lab_html, style, waterfall_svg, words
+from ..scoring import analysis, score
 from .setting import Setting
 
 
@@ -25,7 +25,7 @@ class Answer:
         raise NotImplementedError
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return look.page([self.html()], self.text()).bundle()
+        return lab_html.page([self.html()], self.text()).bundle()
 
 
 @dataclass(frozen=True)
@@ -107,13 +107,13 @@ class Forecast(Answer):
     def html(self) -> str:
         """What a cell shows, without the style around it."""
         if not self.fits:
-            return f'{_head(self.setting)}<p class="bad">{look.text(self.note)}</p>'
+            return f'{_head(self.setting)}<p class="bad">{lab_html.text(self.note)}</p>'
         drawn = "".join(
             waterfall_svg.waterfall(parts, what=metric, total=self.value(f"{metric.lower()}_s") or 0.0)
             for metric, parts in self.waterfalls().items()
         )
-        notes = "".join(f'<p class="soft">{look.text(n)}</p>' for n in (self.note, self.how) if n)
-        return f'{_head(self.setting)}{look.tiles(self._tiles())}<div class="pair">{drawn}</div>{notes}'
+        notes = "".join(f'<p class="soft">{lab_html.text(n)}</p>' for n in (self.note, self.how) if n)
+        return f'{_head(self.setting)}{lab_html.tiles(self._tiles())}<div class="pair">{drawn}</div>{notes}'
 
     def text(self) -> str:
         """The same in one line of plain text."""
@@ -160,7 +160,7 @@ class SideBySide(Answer):
         head = ["", "TTFT", "TPOT", "Output tok/s", "Goodput/s", "KV in use", "Cost per 1M"]
         rows = [[name, *self._row(f, first)] for name, f in self.forecasts.items()]
         how = "one short simulation each, to be set against each other; a prediction takes more, and differs a little"
-        return look.table(f"What would change it: {first.setting.load_text} ({how})", head, rows)
+        return lab_html.table(f"What would change it: {first.setting.load_text} ({how})", head, rows)
 
     def text(self) -> str:
         return "\n".join(f"{name}: {f.text()}" for name, f in self.forecasts.items())
@@ -219,8 +219,10 @@ class Curve(Answer):
                 lengths = self.setting.load_text.partition(", ")[2]
                 note = f"Measured with {p['prompt_tokens']:,} in, {p['output_tokens']:,} out; predicted for {lengths}."
         head = f"{self.run}, {self.sweep}: measured and predicted" if self.measured else "Along the load, predicted"
-        drawn = "".join(look.figure(f) for f in self.figures)
-        return f"<p><b>{look.text(head)}</b></p>{drawn}" + (f'<p class="soft">{look.text(note)}</p>' if note else "")
+        drawn = "".join(lab_html.figure(f) for f in self.figures)
+        return f"<p><b>{lab_html.text(head)}</b></p>{drawn}" + (
+            f'<p class="soft">{lab_html.text(note)}</p>' if note else ""
+        )
 
     def text(self) -> str:
         return " ".join(style.text_of(f).takeaway for f in self.figures)
@@ -243,7 +245,7 @@ def _head(s: Setting) -> str:
     made += [f"{s.quantization} weights"] if s.quantization else []
     made += ["fp8 KV cache"] if s.kv_cache_dtype == "fp8" else []
     made += [f"constants learned from {s.run}"] if s.run else []
-    return f'<p><b>{look.text(s.load_text)}</b> <span class="soft">{look.text(", ".join(made))}</span></p>'
+    return f'<p><b>{lab_html.text(s.load_text)}</b> <span class="soft">{lab_html.text(", ".join(made))}</span></p>'
 
 
 def _money(value: float | None) -> str:

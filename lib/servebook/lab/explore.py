@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .. import capacity, explain, hardware, model
-from ..errors import ServebookError
-from ..predict import Forecaster
-from ..scenario import Outcome, Scenario, whole_rounds
+from .. import model
+from ..common.errors import ServebookError
+from ..hardware import catalog as hardware
+from ..predictor import capacity, explain
+from ..predictor.predict import Forecaster
+from ..predictor.scenario import Outcome, Scenario, whole_rounds
 from . import runs
 from .answers import Curve, Forecast, SideBySide
 from .runs import Run

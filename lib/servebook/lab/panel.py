@@ -14,9 +14,10 @@ from typing import Any
 import ipywidgets as w
 from IPython.display import DisplayHandle, display
 
-from ..errors import ServebookError
-from ..hardware import Gpu
-from . import explore, look, runs
+from ..charts import lab_html
+from ..common.errors import ServebookError
+from ..hardware.catalog import Gpu
+from . import explore, runs
 from .setting import Setting, of_run
 
 # How long nothing is turned before what takes longer is drawn: intervals and cases, then the curves
@@ -212,11 +213,11 @@ class Panel:
     def _draw(self, name: str, make: Callable[[], Any]) -> None:
         try:
             shown = make()
-            self._show(name, look.page([shown.html()], shown.text()))
+            self._show(name, lab_html.page([shown.html()], shown.text()))
         except ServebookError as error:
             self._show(name, _trouble(error))
 
-    def _show(self, name: str, page: look.Page) -> None:
+    def _show(self, name: str, page: lab_html.Page) -> None:
         self._handles[name].update(page.bundle(), raw=True)
 
     def _ipython_display_(self) -> None:
@@ -245,8 +246,8 @@ def _choose(control: Any, value: Any) -> None:
     control.value = value
 
 
-def _trouble(error: ServebookError) -> look.Page:
-    return look.page([f'<p class="bad">{look.text(error.line())}</p>'], error.line())
+def _trouble(error: ServebookError) -> lab_html.Page:
+    return lab_html.page([f'<p class="bad">{lab_html.text(error.line())}</p>'], error.line())
 
 
 __all__ = ["Panel"]

@@ -8,13 +8,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .. import params, points, published, results
-from ..book import Book, outputs_folder
-from ..errors import ServebookError
-from ..files import ROOT
-from ..hardware import Gpu, resolve
-from ..model import ModelShape, load_shape
-from ..points import SAME
+from ..common.errors import ServebookError
+from ..common.files import ROOT
+from ..config import params, points
+from ..config.points import SAME
+from ..hardware.catalog import Gpu, resolve
+from ..model.reader import ModelShape, load_shape
+from ..run.book import Book, outputs_folder
+from ..run_folder import published, results
 
 RATES = ("ttft_mean_s", "tpot_mean_s")
 

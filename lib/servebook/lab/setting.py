@@ -11,13 +11,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from .. import hardware, model, server_limits
-from ..errors import ServebookError
-from ..hardware import Gpu
-from ..model import ModelShape
-from ..params import HardwareParams, Load, ModelParams, NaiveEngine, RunParams, Slo, VllmEngine
-from ..points import PointSpec
-from ..predict import Forecaster, forecaster
+from .. import model
+from ..common.errors import ServebookError
+from ..config.params import HardwareParams, Load, ModelParams, NaiveEngine, RunParams, Slo, VllmEngine
+from ..config.points import PointSpec
+from ..hardware import catalog as hardware
+from ..hardware.catalog import Gpu
+from ..model.reader import ModelShape
+from ..predictor import server_limits
+from ..predictor.predict import Forecaster, forecaster
 from . import runs
 
 NAMES = {"vllm": "vllm", "naive": "hf"}  # an engine's name where no run gives it one

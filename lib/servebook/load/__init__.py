@@ -3,7 +3,7 @@
 Knows nothing of which engine answers. `measure_point` is the way in, `measure_ramp` for a load that grows.
 """
 
-from ..points import PointSpec
+from ..config.points import PointSpec
 from .point import measure_point, measure_point_sync, measure_ramp, measure_ramp_sync
 
 __all__ = ["PointSpec", "measure_point", "measure_point_sync", "measure_ramp", "measure_ramp_sync"]

@@ -16,7 +16,7 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.streams import StreamReader
 
-from ..errors import ServebookError
+from ..common.errors import ServebookError
 from .stream import TokenStream, error_message
 
 now = time.monotonic  # never steps, unlike time.time

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from ..errors import ServebookError
+from ..common.errors import ServebookError
 from .client import Reply
 
 IN_MEMORY = 1 << 20  # bytes of each kind

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import stats
+from ..common import stats
 from .finished import Chunk, Column
 
 SLICES = 12  # of the window, for the throughput's interval

@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from .. import files
-from ..errors import ServebookError
+from ..common import files
+from ..common.errors import ServebookError
 
 SYNTAX = "512, 100:1000 (uniform), normal:512,128 or lognormal:512,256 (mean, sd), these with ,LOW,HIGH as bounds"
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import aiohttp
 
-from .. import stats
-from ..hardware import visible_handles
+from ..common import stats
+from ..hardware.catalog import visible_handles
 
 # Our name -> the servers' names after their prefix ("vllm:", "sglang:"), vLLM's newest first, SGLang's last
 _GAUGES = {

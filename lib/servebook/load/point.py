@@ -12,11 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .. import files, results
-from ..audit import judge
-from ..errors import ServebookError
-from ..params import Load, Slo
-from ..points import PointSpec
+from ..common import files
+from ..common.errors import ServebookError
+from ..config.params import Load, Slo
+from ..config.points import PointSpec
+from ..run_folder import results
+from ..scoring.audit import judge
 from . import arrivals, finished, summary
 from .client import Client, Reply, now
 from .lengths import Length

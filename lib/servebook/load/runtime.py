@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
-from ..errors import ServebookError
+from ..common.errors import ServebookError
 
 T = TypeVar("T")
 SPARE_FILES = 64  # beside the connections

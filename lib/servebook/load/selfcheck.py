@@ -14,9 +14,9 @@ import sys
 from statistics import median
 from typing import Any
 
-from ..errors import ServebookError
-from ..params import Load, Slo
-from ..points import PointSpec
+from ..common.errors import ServebookError
+from ..config.params import Load, Slo
+from ..config.points import PointSpec
 from .client import now
 
 _TOKEN = b'data: {"choices":[{"index":0,"text":" x","finish_reason":null}]}\n\n'

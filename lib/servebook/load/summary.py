@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import stats
-from ..params import Slo
+from ..common import stats
+from ..config.params import Slo
 from . import metrics
 from .finished import Chunk, Column
 from .flow import Flow

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from .. import stats
+from ..common import stats
 from .client import now
 from .metrics import Scraper
 from .window import Rule, Tracker

@@ -14,8 +14,8 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .. import stats
-from ..points import NARROW_E2E, NARROW_TTFT, OCCUPANCY_LOSS
+from ..common import stats
+from ..config.points import NARROW_E2E, NARROW_TTFT, OCCUPANCY_LOSS
 from .client import Reply, now
 from .finished import Finished
 

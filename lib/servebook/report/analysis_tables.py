@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from .. import analysis
 from ..charts import words
+from ..scoring import analysis
 from .markup import Html, audit, columns, place, table, where
 
 PLACE = {"sweep": "Sweep", "engine": "Engine", "load": "Load"}

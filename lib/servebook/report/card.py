@@ -6,9 +6,11 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from .. import files, results, score
 from ..charts import lines, words
 from ..charts.style import LIGHT, plain_log, theme, y_axis
+from ..common import files
+from ..run_folder import results
+from ..scoring import score
 from . import folder
 from .social import held_out_scores
 

@@ -9,9 +9,12 @@ from typing import Any
 
 import pandas as pd
 
-from .. import charts, files, freezing, results, score, stats
+from .. import charts
 from ..charts import words
-from ..errors import ServebookError
+from ..common import files, stats
+from ..common.errors import ServebookError
+from ..run_folder import frozen_predictions, results
+from ..scoring import score
 from . import folder
 from .markup import Html, columns, table, where, with_range
 from .page import Body, write_page
@@ -108,7 +111,7 @@ def _as_engines(runs: dict[str, dict[str, Any]], engine: str, workload: str) -> 
                 kept[(p["sweep"], p["point"])] = p
         forecast = score.prediction_frame(run["frozen"])
         best = score.best_stage(forecast, engine)
-        for entry in freezing.standing(run["frozen"]["frozen"]):
+        for entry in frozen_predictions.standing(run["frozen"]["frozen"]):
             if entry["stage"] == best:
                 own = [p for p in entry["points"] if p["engine"] == engine and (p["sweep"], p["point"]) in kept]
                 frozen.append({"stage": "datasheet" if best == "datasheet" else f"calibrated:{name}",

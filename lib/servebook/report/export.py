@@ -10,9 +10,10 @@ from typing import Any
 
 import yaml
 
-from .. import files, results
 from ..charts.svg import stand_alone
-from ..errors import ServebookError
+from ..common import files
+from ..common.errors import ServebookError
+from ..run_folder import results
 from . import folder, notes
 from .outputs import terminal_text
 from .render import described, put_notes

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from .. import files
+from ..common import files
 
 
 def params(run_dir: Path) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from .. import score, stats
 from ..charts import words
 from ..charts.style import engine_order
+from ..common import stats
+from ..scoring import score
 from .markup import Html, esc, place, range_text, where
 
 RATES = {"output_tok_per_s": "output tokens/s", "decode_tok_per_s": "decode tokens/s"}

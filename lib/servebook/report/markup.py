@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ..charts import words
-from ..points import SAME
+from ..config.points import SAME
 from .markdown import scroller
 
 METRIC_NAMES = {

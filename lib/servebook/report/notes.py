@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from .. import results, score
 from ..charts import words
-from ..errors import ServebookError
-from ..files import ROOT
+from ..common.errors import ServebookError
+from ..common.files import ROOT
+from ..run_folder import results
+from ..scoring import score
 from . import folder
 from .markup import unit_of
 

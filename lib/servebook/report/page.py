@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from .. import files
+from ..common import files
 from . import outputs
 from .markdown import Ids, Renderer, markdown, permalink, slug
 
@@ -19,7 +19,7 @@ TEMPLATE = Path(__file__).parent / "template"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 KICKER = "Predicted, frozen, measured, explained"
 FIXED_IDS = ("top", "content", "contents", "lab-book", "glossary", "data")  # of the template
-GLOSSARY = Path(__file__).parents[1] / "data" / "glossary.md"
+GLOSSARY = Path(__file__).with_name("glossary.md")
 
 
 @dataclass

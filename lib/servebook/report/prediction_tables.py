@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from ..charts import words
-from ..roofline import ridge_flop_per_byte
+from ..predictor.roofline import ridge_flop_per_byte
 from .markup import Html, box, columns, esc, notes_box, place, table, with_range
 
 PREDICTED = {

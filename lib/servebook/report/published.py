@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import charts, score
+from .. import charts
 from ..charts import words
+from ..scoring import score
 from . import tables
 from .page import Body, download, write_page
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import results
 from ..charts.words import listing
-from ..errors import ServebookError
-from ..points import CALIBRATION
+from ..common.errors import ServebookError
+from ..config.points import CALIBRATION
+from ..run_folder import results
 from . import folder, notes, outputs
 from .markdown import Ids, Renderer, markdown, slug
 from .page import FIXED_IDS, TEMPLATE, Chapter, download, write_page
@@ -227,7 +227,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _predictions_csv(run_dir: Path) -> bytes:
-    from ..score import prediction_frame
+    from ..scoring.score import prediction_frame
 
     stored = folder.predictions(run_dir)
     if not stored["frozen"]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..files import ROOT
+from ..common.files import ROOT
 
 # no letter, digit or slash before it: a longer path, a URL or base64 is not the beginning of one
 _BEFORE = r"(?<![\w.~:/+=$-])"

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .. import files, results, score
 from ..charts import words
+from ..common import files
+from ..run_folder import results
+from ..scoring import score
 from . import folder
 from .markup import METRIC_NAMES, place, unit_of
 

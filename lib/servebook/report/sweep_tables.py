@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from .. import analysis, score
 from ..charts import words
+from ..scoring import analysis, score
 from .boxes import cost_box, flags_line
 from .markup import Html, audit, columns, esc, notes_box, place, plain, table, with_range
 

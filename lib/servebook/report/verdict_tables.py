@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from .. import score
 from ..charts import words
+from ..scoring import score
 from .markup import METRIC_NAMES, Format, Html, columns, esc, place, table, unit_of, verdict, with_range
 
 BOUND = {

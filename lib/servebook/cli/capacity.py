@@ -1,0 +1,68 @@
+"""`servebook capacity`: what every engine of a run carries under its slo, on the terminal. Needs no GPU."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from ..common.errors import ServebookError
+from ..config import params, points
+from ..hardware import catalog as hardware
+from ..predictor import capacity, closed_forms
+from ..run.book import Book
+
+
+def main(
+    params_path: str, prompt_tokens: int | None, output_tokens: int | None, others: list[str], *, as_json: bool
+) -> int:
+    """Print what every engine of a run carries under its slo; a stored run's C = 1 points and facts are used if there.
+
+    others: "NAME" or "NAME=PRICE per hour" of GPUs in the catalog. Raises ServebookError for a run without slo.
+    """
+    book = Book.open(params_path)
+    slo = book.params.slo
+    if slo.ttft_s is None and slo.tpot_s is None and slo.e2e_s is None:
+        raise ServebookError("no service level to meet", f"{params_path}, slo", "Set slo: {ttft_s: 0.5, tpot_s: 0.05}")
+    for option, tokens in (("--prompt-tokens", prompt_tokens), ("--output-tokens", output_tokens)):
+        if tokens is not None and tokens < 1:
+            raise ServebookError(f"{tokens} is no number of tokens", option, "Give at least 1")
+    prompt, output = closed_forms.workloads(book.params)[0] if book.params.sweeps else (512, 128)
+    prompt, output = prompt_tokens or prompt, output_tokens or output
+    gpus = []
+    for other in others:
+        name, equals, price = other.partition("=")
+        try:
+            cost = float(price) if equals else 0.0
+        except ValueError:
+            cost = math.nan
+        if not name or not 0 <= cost < math.inf:
+            fault = f"{price!r} is no price" if name else "names no GPU"
+            raise ServebookError(fault, f"--gpu {other}", "Write NAME=PRICE, as in H200=3.50")
+        gpus.append((hardware.resolve(params.HardwareParams(gpu=name)), cost))
+    learned = [p for p in book.stored_points() if p["sweep"] == points.CALIBRATION]
+    rows = capacity.capacity(
+        book.params, book.shape, book.gpu, prompt, output, facts=book.all_facts(), calibration=learned, other_gpus=gpus
+    )
+    print(json.dumps(rows, indent=1) if as_json else text(rows, prompt, output, book.params, bool(learned)))
+    return 0
+
+
+def text(rows: list[dict[str, Any]], prompt: int, output: int, run: params.RunParams, learned: bool) -> str:
+    """A line a case: the largest C and rate of which 90 % of requests meet the slo, output rate, cost."""
+    targets = [f"{k.removesuffix('_s').upper()} ≤ {v:g} s" for k, v in run.slo.model_dump().items() if v is not None]
+    source = "calibrated on the stored C = 1 points" if learned else "from the datasheet alone"
+    lines = [f"{prompt} in, {output} out, 90 % of requests within {' and '.join(targets)}; {source}"]
+    money = f"{run.hardware.currency}/1M tokens"
+    lines.append(f"{'':<40}{'closed loop':>15}{'open loop':>18}")
+    lines.append(f"{'engine':<8}{'case':<32}{'C':>6}{'tok/s':>9}{'rate/s':>9}{'tok/s':>9}{money:>15}")
+    for r in rows:
+        c, rate = r["by_concurrency"], r["by_rate"]
+        if c is None and rate is None:
+            lines.append(f"{r['engine']:<8}{r['case']:<32}  {r['note']}")
+            continue
+        closed = f"{c['concurrency']:>6}{c['output_tok_per_s']:>9,.0f}" if c else f"{'–':>6}{'–':>9}"
+        opened = f"{rate['rate_per_s']:>9.2f}{rate['output_tok_per_s']:>9,.0f}" if rate else f"{'–':>9}{'–':>9}"
+        cost = rate and rate["cost_per_million_output_tokens"]
+        lines.append(f"{r['engine']:<8}{r['case']:<32}{closed}{opened}" + (f"{cost:>15.3f}" if cost else f"{'–':>15}"))
+    return "\n".join(lines)

@@ -1,0 +1,307 @@
+"""The command. Parses, calls one room, prints; every fault the user can act on is one line and exit status 1."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..common.errors import ServebookError
+
+EXIT_FAULT, EXIT_INTERRUPTED = 1, 130
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] == ["measure"]:  # its own parser: it must be at the first request within a second
+        from .measure import main as measure
+
+        return _guarded(lambda _: measure(arguments[1:]), argparse.Namespace(debug="--debug" in arguments))
+    options = _parser().parse_args(arguments)
+    return _guarded(options.call, options)
+
+
+def _guarded(call: Any, options: argparse.Namespace) -> int:
+    try:
+        return int(call(options) or 0)
+    except ServebookError as error:
+        if options.debug:
+            raise
+        print(f"servebook: {error}", file=sys.stderr)
+        return EXIT_FAULT
+    except KeyboardInterrupt:
+        kept = "; what was measured is kept, run again to go on" if getattr(options, "call", None) is _run else ""
+        print(f"\nservebook: interrupted{kept}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return EXIT_FAULT
+    except OSError as error:  # what nothing else has put into words: a disk, a permission
+        if options.debug:
+            raise
+        print(f"servebook: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
+        return EXIT_FAULT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="servebook", description="Predict how fast an LLM serves, measure it, explain every miss."
+    )
+    parser.add_argument("--version", action="version", version=f"servebook {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, call: Any, help: str, *, params: bool = True) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=help, description=help)
+        sub.add_argument("--debug", action="store_true", help="show tracebacks")
+        if params:
+            sub.add_argument("params", metavar="PARAMS", help="a parameter file, e.g. params/demo.yaml")
+        sub.set_defaults(call=call)
+        return sub
+
+    command("check", _check, "validate a parameter file")
+    sub = command("plan", _plan, "every point with its predicted time and cost, before any GPU is rented")
+    sub.add_argument("--json", action="store_true")
+    sub.add_argument("--budget-minutes", type=float, metavar="M", help="propose what to drop to end within M minutes")
+    sub.add_argument("--budget-cost", type=float, metavar="X", help="propose what to drop to cost at most X")
+    sub = command(
+        "preflight", _preflight, "check driver, toolchain, disk, ports and GPU, each with its fix", params=False
+    )
+    sub.add_argument("params", metavar="PARAMS", nargs="?", help="check what this run needs")
+    sub.add_argument("--json", action="store_true")
+    sub = command(
+        "predict", _predict, "predict every point; with --calibration, learn from C = 1 points and score the rest"
+    )
+    sub.add_argument("--calibration", metavar="CSV", help="measured points, e.g. outputs/published/a40-qwen2.5-7b.csv")
+    sub.add_argument(
+        "--html", type=Path, metavar="FILE", help="with --calibration: a page of the points and their scores"
+    )
+    sub.add_argument("--json", action="store_true")
+    sub = command(
+        "capacity", _capacity, "the largest load that meets the run's slo, its cost, and what would change it"
+    )
+    sub.add_argument("--prompt-tokens", type=int, metavar="N", help="default: the first sweep's")
+    sub.add_argument("--output-tokens", type=int, metavar="N", help="default: the first sweep's")
+    sub.add_argument(
+        "--gpu", action="append", default=[], metavar="NAME[=PRICE]", help="another GPU of the catalog; may be repeated"
+    )
+    sub.add_argument("--json", action="store_true")
+    sub = command("serve", _serve, "start an engine in the foreground; Ctrl-C or SIGTERM stops it and all it started")
+    sub.add_argument("--engine", required=True, metavar="NAME")
+    sub = command("grid", _grid, "one parameter file for every combination of settings")
+    sub.add_argument(
+        "--set", action="append", required=True, metavar="KEY=A,B", dest="settings",
+        help="a key and its values, e.g. hardware.gpu=A100-80GB-SXM,H200; may be repeated",
+    )  # fmt: skip
+    sub.add_argument("--into", type=Path, required=True, metavar="DIR", help="where the files are written")
+    commands.add_parser("measure", help="load any OpenAI-compatible server (servebook measure --help)")
+    sub = command("run", _run, "execute the book: predict, serve, measure, analyse, report")
+    sub.add_argument("--only", metavar="STAGE", help="one notebook (name or number), one sweep, or report")
+    sub.add_argument("--resume", action="store_true", help="the default: measure only what is missing")
+    sub = command(
+        "post", _post, "the post as Markdown with its figures, for a blog engine: index.md and images/", params=False
+    )
+    sub.add_argument("run", metavar="RUN_DIR", type=Path, help="a run's folder, or its parameter file")
+    sub.add_argument("--front-matter", default="hugo", metavar="ENGINE", help="hugo (default), jekyll, astro or none")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="default: post/ in the run's folder")
+    sub = command("compare", _compare, "several stored runs as one page, the first as the baseline", params=False)
+    sub.add_argument("run_dirs", metavar="RUN_DIR", type=Path, nargs="+")
+    sub.add_argument("--out", type=Path, metavar="FILE", help="default: compare.html beside the first run's folder")
+    sub = command(
+        "pack", _pack, "a stored run's compact copy, to keep or publish: rows and series as parquet", params=False
+    )
+    sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
+    sub.add_argument("into", metavar="DIR", type=Path, help="a new folder")
+    sub = command("audit", _audit, "audit a stored run's points again by today's rules, from its rows", params=False)
+    sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
+    sub = command("report", _report, "render a stored run again; needs no GPU", params=False)
+    sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
+    sub.add_argument("--again", action="store_true", help="execute its notebooks again first, without measuring")
+    return parser
+
+
+def _check(options: argparse.Namespace) -> int:
+    from ..hardware import catalog as hardware
+    from ..predictor import server_limits
+    from ..run import preflight
+    from ..run.book import Book
+
+    book = Book.open(options.params)
+    for warning in preflight.warnings(book.params, book.base):
+        print(f"servebook: {options.params}: {warning}", file=sys.stderr)
+    gpu = hardware.resolve(book.params.hardware)
+    for name, engine in book.params.engines.items():
+        server_limits.server(name, engine, book.shape, gpu)  # the model can be split over so many GPUs
+    engines = ", ".join(book.params.engines)
+    print(
+        f"{options.params}: valid. {book.shape.name} on {gpu.name}, engines {engines}, {len(book.params.sweeps)} sweeps"
+    )
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from ..predictor import plan as planning
+    from ..run.book import Book
+
+    book = Book.open(options.params)
+    plan = planning.plan(
+        book.params, book.shape, book.gpu, budget_minutes=options.budget_minutes, budget_cost=options.budget_cost
+    )
+    print(json.dumps(plan, indent=1) if options.json else planning.plan_text(plan))
+    return 0
+
+
+def _preflight(options: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from ..config import params
+    from ..run import preflight
+    from ..run.book import find_params, outputs_folder
+
+    if options.params:  # not through Book: a model that cannot be had is a finding like the others
+        path = find_params(options.params)
+        run = params.load(path)
+        checks = preflight.run(run, path.resolve().parent, outputs_folder() / run.run)
+    else:
+        checks = preflight.run(None, None, None)
+    print(json.dumps([asdict(c) for c in checks], indent=1) if options.json else preflight.text(checks))
+    return EXIT_FAULT if any(c.status == "fail" for c in checks) else 0
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from . import predict as predict_cli
+
+    if options.html:
+        return _published(options)
+    return predict_cli.main(options.params, options.calibration, as_json=options.json)
+
+
+def _capacity(options: argparse.Namespace) -> int:
+    from . import capacity as capacity_cli
+
+    return capacity_cli.main(
+        options.params, options.prompt_tokens, options.output_tokens, options.gpu, as_json=options.json
+    )
+
+
+def _grid(options: argparse.Namespace) -> int:
+    from ..run.book import find_params
+    from .grid import write_grid
+
+    for path in write_grid(find_params(options.params), options.settings, options.into):
+        print(path)
+    return 0
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from ..run.book import Book
+    from ..run_folder.lock_and_signals import orderly_signals
+
+    book = Book.open(options.params, create=True)
+    book.engine_names(options.engine)
+    try:
+        with orderly_signals(kept=""), book.engine(options.engine) as engine:
+            print(f"{options.engine}: {engine.url}/v1 serves {engine.model}; Ctrl-C stops it")
+            print(_measuring(engine, getattr(book.params.engines[options.engine], "api_key_env", None)), flush=True)
+            while engine.alive():
+                engine.wait(1.0)
+            raise ServebookError(f"{options.engine} ended by itself", engine.url, engine.log_tail(5))
+    except KeyboardInterrupt:  # how it is meant to end, whoever asks for it
+        print(f"\n{options.engine} ended", flush=True)
+        return 0
+
+
+def _measuring(engine: Any, api_key_env: str | None) -> str:
+    """The command that measures a server, to be pasted."""
+    key = ["--api-key-env", api_key_env] if api_key_env else []
+    return shlex.join(["servebook", "measure", "--url", engine.url, "--model", engine.model, *key])
+
+
+def _run(options: argparse.Namespace) -> int:
+    from ..run import pipeline
+
+    outcome = pipeline.run(options.params, only=options.only, command=["servebook", *sys.argv[1:]])
+    if outcome.report:
+        print(outcome.report)
+    for line in outcome.warnings:
+        print(f"servebook: warning: {line}", file=sys.stderr)
+    for fault in outcome.faults:
+        print(f"servebook: {fault}", file=sys.stderr)
+    return EXIT_FAULT if outcome.faults else 0
+
+
+def _published(options: argparse.Namespace) -> int:
+    if not options.calibration:
+        raise ServebookError("a page needs measured points", "--html", "Give them with --calibration CSV")
+    from ..predictor import predict
+    from ..report.published import write_published
+    from ..run.book import Book, find_params
+    from ..run_folder import published
+
+    book, source = Book.open(options.params), find_params(options.calibration)
+    measured, facts = published.read(source)
+    prediction = predict.predict_published(book.params, book.shape, book.gpu, measured, facts)
+    print(write_published(options.html, prediction, measured, book.params, book.gpu, source=source))
+    return 0
+
+
+def _post(options: argparse.Namespace) -> int:
+    from ..report.export import export_post
+    from ..run.book import Book
+    from ..run.replay import retell
+    from ..run_folder.lock_and_signals import orderly_signals, single_run
+
+    book = Book.open(options.run) if options.run.is_file() else Book.at(options.run)
+    post = book.dir / "notebooks" / "08_post.ipynb"
+    if not post.exists():
+        with single_run(book.dir), orderly_signals():
+            retell(book.dir, on_step=_say)
+    print(export_post(book.dir, post, options.out or book.dir / "post", front_matter=options.front_matter))
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from ..report.compare import compare
+
+    out = options.out or options.run_dirs[0].resolve().parent / "compare.html"
+    print(compare([d.resolve() for d in options.run_dirs], out))
+    return 0
+
+
+def _pack(options: argparse.Namespace) -> int:
+    from ..run_folder.pack import pack
+
+    print(pack(options.run_dir, options.into))
+    return 0
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from ..run.audit_again import reaudit
+
+    points, changed = reaudit(options.run_dir)
+    for line in changed:
+        print(line)
+    verdicts = f"{len(changed)} verdict{'s' * (len(changed) > 1)} changed" if changed else "no verdict changed"
+    print(f"{points} points, {verdicts}")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from ..run import pipeline
+    from ..run.book import Book
+    from ..run.replay import retell
+    from ..run_folder.lock_and_signals import orderly_signals, single_run
+
+    book = Book.at(options.run_dir)
+    with single_run(book.dir), orderly_signals():
+        if options.again or not (book.dir / "notebooks").exists():
+            retell(book.dir, on_step=_say)
+        print(pipeline.report(book, str(options.run_dir / "params.yaml")))
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

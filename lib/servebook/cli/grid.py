@@ -1,0 +1,120 @@
+"""`servebook grid`: one parameter file a point of a grid, for machines that each run one (skypilot/launch.py)."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..common import files
+from ..common.errors import ServebookError
+from ..config import params
+from ..hardware import catalog as hardware
+
+
+def write_grid(base: Path, settings: Sequence[str], into: Path) -> list[Path]:
+    """Write `base` once for every combination of the settings and return the files, in order.
+
+    settings: "KEY=A,B", KEY being a path of keys ("engines.vllm.max_num_seqs") and the values YAML. Every file is
+    validated as a whole before the first is written; its run is named base's run and the values (where a setting names
+    the run, that and the values of which there are several). Raises ServebookError
+    for a key that leads nowhere, a value that does not fit, or two combinations of one name.
+    """
+    params.load(base)
+    text = base.read_text(encoding="utf-8")
+    axes = [_axis(s) for s in settings]
+    made: dict[str, str] = {}
+    for values in itertools.product(*(choices for _, choices in axes)):
+        data = yaml.safe_load(text)
+        notes = _left_out(data, axes, values)
+        for (key, _), value in zip(axes, values, strict=True):
+            _set(data, key, value)
+        if ("title",) not in [tuple(key) for key, _ in axes]:
+            data["title"] = ": ".join([str(data["title"]), *filter(None, [", ".join(_told(axes, values))])])
+        data["run"] = "-".join([str(data["run"]), *_suffix(axes, values)])
+        if data["run"] in made:
+            raise ServebookError(f"two combinations are both {data['run']!r}", "--set", "Give values that differ")
+        _keep_path(data, base, into)
+        told = ", ".join(f"{'.'.join(key)} {value}" for (key, _), value in zip(axes, values, strict=True))
+        body = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
+        made[data["run"]] = f"# {base.name} with {told}: made by servebook grid\n{notes}{body}"
+        try:
+            one = params.loads(body)
+            if one.hardware.gpu != "detect":
+                hardware.resolve(one.hardware)  # a name that no catalog entry has
+        except ServebookError as error:  # a line of a file that is not written would help nobody
+            raise ServebookError(error.what, f"{base} with {told}", error.fix) from None
+    for run, content in made.items():
+        files.write_text(into / f"{run}.yaml", content)
+    return [into / f"{run}.yaml" for run in made]
+
+
+def _axis(setting: str) -> tuple[list[str], list[Any]]:
+    key, equals, values = setting.partition("=")
+    try:
+        choices = yaml.safe_load(f"[{values}]") if equals and values else []
+    except yaml.YAMLError:
+        choices = []
+    if not key or not choices:
+        raise ServebookError(
+            f"{setting!r} is no setting", "--set", "Write KEY=A,B as in hardware.gpu=A100-80GB-SXM,H200"
+        )
+    return key.split("."), choices
+
+
+def _set(data: dict[str, Any], key: list[str], value: Any) -> None:
+    here: Any = data
+    for part in key[:-1]:
+        if not isinstance(here, dict) or part not in here:
+            known = f"In the place of {part} there is {', '.join(here)}" if isinstance(here, dict) else ""
+            raise ServebookError(f"{'.'.join(key)} leads nowhere", "--set", known or f"{part} has nothing around it")
+        here = here[part]
+    if not isinstance(here, dict):
+        raise ServebookError(f"{'.'.join(key)} leads nowhere", "--set", f"{key[-2]} holds no keys")
+    if key in (["hardware", "gpu"], ["hardware", "figures"]):
+        here.pop("figures" if key[-1] == "gpu" else "gpu", None)
+    if key == ["model", "config"] or key == ["model", "hub"]:  # one source of the model takes the other's place
+        for other in ("hub", "path", "config"):
+            here.pop(other, None)
+    here[key[-1]] = value
+
+
+def _keep_path(data: dict[str, Any], base: Path, into: Path) -> None:
+    """A model's relative path starts from its parameter file, which now stands elsewhere."""
+    path = data["model"].get("path")
+    if path and not Path(path).is_absolute():
+        data["model"]["path"] = os.path.relpath(base.parent / path, into)
+
+
+def _left_out(data: dict[str, Any], axes: list[tuple[list[str], list[Any]]], values: Sequence[Any]) -> str:
+    """Take the base's price away from another GPU than the base's, unless a setting gives one; the comment on it."""
+    given = {".".join(key): value for (key, _), value in zip(axes, values, strict=True)}
+    gpu, old = given.get("hardware.gpu"), data.get("hardware")
+    if not isinstance(old, dict) or gpu in (None, old.get("gpu")) or "hardware.price_per_hour" in given:
+        return ""
+    return f"# price_per_hour of {gpu} left out: set it\n" if old.pop("price_per_hour", 0) else ""
+
+
+def _suffix(axes: list[tuple[list[str], list[Any]]], values: Sequence[Any]) -> list[str]:
+    return [_word(value) for _, value in _telling(axes, values)]
+
+
+def _told(axes: list[tuple[list[str], list[Any]]], values: Sequence[Any]) -> list[str]:
+    return [f"{'.'.join(key)} {value}" for key, value in _telling(axes, values)]
+
+
+def _telling(axes: list[tuple[list[str], list[Any]]], values: Sequence[Any]) -> list[tuple[list[str], Any]]:
+    """The settings that tell a combination from the others; all of them where none names the run."""
+    named = any(key == ["run"] for key, _ in axes)
+    pairs = zip(axes, values, strict=True)
+    return [(key, value) for (key, of), value in pairs if key != ["run"] and (len(of) > 1 or not named)]
+
+
+def _word(value: Any) -> str:
+    """A value as a part of a run's name."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", str(value)).strip("-.")

@@ -1,0 +1,212 @@
+"""The options of `servebook measure`, each checked for what it may be, and the points that they make."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..common.errors import ServebookError
+from ..config.points import PointSpec
+from ..load import lengths
+from ..load.window import Rule
+
+VOCABS = (range(256, 8000), range(100, 2000), range(64, 256))  # tried in this order where --vocab names none
+
+
+def read(argv: list[str] | None) -> argparse.Namespace:
+    """The options, checked, with what follows from them: specs (a ramp's stages or points of their own), arrivals_s (of
+    a replay) and prefix_tokens.
+
+    Raises ServebookError for options that do not go together and files that cannot be used; ends the program with
+    status 2 and one line for a value that cannot be.
+    """
+    o = _parser().parse_args(argv)
+    _refuse_unheard(o)
+    if o.lengths:
+        o.prompt_tokens, o.output_tokens = lengths.read_csv(o.lengths)
+    o.arrivals_s = _arrivals(o.replay) if o.replay else []
+    o.specs = _specs(o)
+    mean = lengths.typical(o.prompt_tokens)
+    o.prefix_tokens = round(o.shared_prefix * mean) if isinstance(o.shared_prefix, float) else o.shared_prefix
+    clients = [spec.concurrency or 0 for spec in o.specs]
+    if o.ramp and (o.replay or len(o.specs) < 2 or clients != sorted(clients)):
+        raise ServebookError("no stages that grow", "--ramp", "Give --concurrency 1,2,4 (ascending) or --rate 1,2,4")
+    if o.turns > 1 and (o.rate or o.replay):
+        raise ServebookError("a conversation waits for its answers", "--turns", "Use --concurrency, a closed loop")
+    if len({spec.point for spec in o.specs}) < len(o.specs):
+        raise ServebookError("names a load twice", "--rate" if o.rate else "--concurrency", "Give each once")
+    if o.prefix_tokens >= mean:
+        raise ServebookError("leaves no token of a prompt its own", "--shared-prefix", "Give less than the prompt")
+    return o
+
+
+def _refuse_unheard(o: argparse.Namespace) -> None:
+    """An option that what it is for does not stand beside would be ignored in silence; then what is not given."""
+    text = o.text or o.chat
+    for option, given, fix, heard in (
+        ("--arrivals", o.arrivals, "Give --rate, or leave it out", o.rate),
+        ("--gamma-shape", o.gamma_shape, "Give --arrivals gamma, or leave it out", o.arrivals == "gamma"),
+        ("--prompt-tokens", o.prompt_tokens, "Leave it out, --lengths tells them", not o.lengths),
+        ("--output-tokens", o.output_tokens, "Leave it out, --lengths tells them", not o.lengths),
+        ("--vocab", o.vocabs, "Leave it out, --text and --chat send words", not text),
+    ):
+        if given and not heard:
+            raise ServebookError("would be ignored", option, fix)
+    o.arrivals, o.gamma_shape, o.vocabs = o.arrivals or "poisson", o.gamma_shape or 1.0, o.vocabs or VOCABS
+    o.prompt_tokens, o.output_tokens = o.prompt_tokens or 512, o.output_tokens or 128
+
+
+def rule_of(o: argparse.Namespace, spec: PointSpec) -> Rule:
+    """Whole rounds of the clients, so that completions over seconds is their rate; of a replay all of it."""
+    c, arrivals = spec.concurrency or 1, len(o.arrivals_s)
+    n = -(-(o.requests or arrivals or 100) // c) * c
+    warmup = (min(10, arrivals // 10) if arrivals else 10) if o.warmup is None else o.warmup
+    most = sys.maxsize if o.min_seconds else n
+    return Rule(max(c, warmup) if warmup else 0, n, most, o.min_seconds, o.max_seconds)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; --help tells more\n")  # the usage is a page
+
+
+def _parser() -> argparse.ArgumentParser:
+    tried = ", ".join(f"{v.start}:{v.stop}" for v in VOCABS)
+    p = _Parser(prog="servebook measure", description="Load any OpenAI-compatible server, measure it.")
+    p.add_argument("--url", required=True, help="e.g. http://127.0.0.1:8000 (with or without /v1)")
+    p.add_argument("--model", help="the server's first unless given")
+    how = p.add_mutually_exclusive_group()
+    how.add_argument("--concurrency", type=_counts, default=[1], help="closed loop at so many; several: 1,2,4")
+    how.add_argument("--rate", type=_rates, help="open loop at so many requests a second; several: 0.5,1,2")
+    how.add_argument("--replay", type=Path, metavar="FILE", help="open loop: arrivals in FILE, seconds, one a line")
+    p.add_argument("--arrivals", choices=("poisson", "constant", "gamma"), help="of --rate; default: poisson")
+    p.add_argument("--gamma-shape", type=_positive, help="of --arrivals gamma: below 1 burstier than Poisson")
+    p.add_argument("--ramp", action="store_true", help="several loads are stages of one, with no pause between them")
+    p.add_argument("--prompt-tokens", type=_length, help=f"{lengths.SYNTAX}; default: 512")
+    p.add_argument("--output-tokens", type=_length, help="likewise; default: 128")
+    p.add_argument("--lengths", type=Path, metavar="FILE", help="CSV with the columns prompt_tokens and output_tokens")
+    p.add_argument(
+        "--turns", type=_count, default=1, help="requests of a conversation: each has all before it in its prompt"
+    )
+    p.add_argument("--text", action="store_true", help="words instead of token ids; --prompt-tokens counts words")
+    p.add_argument("--chat", action="store_true", help="the chat endpoint, with text")
+    p.add_argument("--requests", type=_count, help="measured requests, after the warm-up (100; all of --replay)")
+    p.add_argument("--min-seconds", type=_not_negative, default=0.0, help="go on for at least so long")
+    p.add_argument("--max-seconds", type=_positive, default=600.0, help="deadline of a point: it ends whatever it has")
+    p.add_argument("--warmup", type=_whole, help="first max(C, N=10) completions are not measured; 0: none")
+    p.add_argument("--jitter", type=_not_negative, default=0.05, metavar="S", help="a client's pause before its next")
+    p.add_argument("--timeout", type=_positive, default=600.0, metavar="S", help="a request fails after so long")
+    p.add_argument("--seed", type=_whole, help="of prompts and arrivals; else a fresh one, so no prompt repeats")
+    p.add_argument(
+        "--vocab", dest="vocabs", type=_range, metavar="LOW:HIGH",
+        help=f"token ids prompts draw from, HIGH left out; default: {tried}, the first that the server takes",
+    )  # fmt: skip
+    p.add_argument("--no-batching", action="store_true", help="the server decodes one request at a time")
+    p.add_argument("--prompt-set", metavar="NAME", help="repeat this set's prompts at every point")
+    p.add_argument(
+        "--shared-prefix", type=_prefix, default=0, metavar="N|P%", help="leading tokens that all prompts share"
+    )
+    p.add_argument("--temperature", type=_not_negative, default=0.0)
+    p.add_argument("--top-p", type=_share, help="this or --top-k: what makes vLLM use its fused sampler")
+    p.add_argument("--top-k", type=_count)
+    p.add_argument("--slo-ttft", type=_positive, metavar="S", help="goodput counts requests within these")
+    p.add_argument("--slo-tpot", type=_positive, metavar="S")
+    p.add_argument("--slo-e2e", type=_positive, metavar="S")
+    p.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds the key")
+    p.add_argument("--json", type=Path, metavar="FILE", help="the point (several: a list) as JSON")
+    p.add_argument("--out", type=Path, metavar="DIR", help="request rows, series and points go here")
+    p.add_argument("--self-check", action="store_true", help="also measure what this client adds at the same load")
+    p.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
+    return p
+
+
+def _specs(o: argparse.Namespace) -> list[PointSpec]:
+    sweep, engine, tokens = "measure", "server", (lengths.typical(o.prompt_tokens), lengths.typical(o.output_tokens))
+    if o.replay:
+        return [PointSpec(sweep, engine, "replay", "arrival_rate", *tokens)]
+    if o.rate:
+        return [
+            PointSpec(
+                sweep, engine, f"r{r:.3f}", "arrival_rate", *tokens,
+                rate_per_s=r, arrivals=o.arrivals, gamma_shape=o.gamma_shape,
+            )
+            for r in o.rate
+        ]  # fmt: skip
+    return [PointSpec(sweep, engine, f"c{c:04d}", "concurrency", *tokens, concurrency=c) for c in o.concurrency]
+
+
+def _number(text: str, kind: type[int] | type[float], what: str, fits: Callable[[float], bool]) -> Any:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = math.nan
+    if not (abs(value) < math.inf and fits(value)):  # math.isfinite raises for an int of 400 digits
+        raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
+    return value
+
+
+def _count(text: str) -> int:
+    return _number(text, int, "positive whole number", lambda v: v > 0)
+
+
+def _whole(text: str) -> int:
+    return _number(text, int, "whole number from 0 on", lambda v: v >= 0)
+
+
+def _positive(text: str) -> float:
+    return _number(text, float, "positive number", lambda v: v > 0)
+
+
+def _not_negative(text: str) -> float:
+    return _number(text, float, "number from 0 on", lambda v: v >= 0)
+
+
+def _share(text: str) -> float:
+    return _number(text, float, "share above 0 and up to 1", lambda v: 0 < v <= 1)
+
+
+def _prefix(text: str) -> float:
+    """Tokens, or a share of the mean prompt below 1."""
+    if text.endswith("%"):
+        return _number(text[:-1], float, "percentage below 100", lambda v: 0 <= v < 100) / 100
+    return _whole(text)
+
+
+def _length(text: str) -> lengths.Length:
+    try:
+        return lengths.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(part) for part in text.split(",")]
+
+
+def _rates(text: str) -> list[float]:
+    return [_positive(part) for part in text.split(",")]
+
+
+def _range(text: str) -> list[range]:
+    low, _, high = text.partition(":")
+    if not (low.isdigit() and high.isdigit() and int(low) < int(high)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no range such as 256:8000")
+    return [range(int(low), int(high))]
+
+
+def _arrivals(path: Path) -> list[float]:
+    """Arrival times in seconds from the first one on, in order."""
+    try:
+        times = sorted(float(line) for line in path.read_text().split())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ServebookError(f"cannot read: {getattr(error, 'strerror', None) or error}", str(path)) from None
+    except ValueError as error:
+        raise ServebookError(f"not a list of seconds ({error})", str(path), "One arrival time a line") from None
+    if not times or not all(map(math.isfinite, times)):
+        fault = "holds a time that is no number" if times else "holds no arrival"
+        raise ServebookError(fault, str(path), "One arrival time a line, in seconds")
+    return [t - times[0] for t in times]

@@ -1,0 +1,97 @@
+"""Whole files written in one step or not at all, JSON and CSV read back, and where the checkout is."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from .errors import ServebookError
+
+ROOT = Path(__file__).parents[3]  # the checkout: the package is installed editable
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Replace a file's content in one step; the old content stays if anything fails. Raises ServebookError."""
+    with writing(path) as scratch, scratch.open("w", encoding="utf-8") as f:
+        f.write(text)
+    return path
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """A file beside `path`, its folder made, to write in the block: it takes the place of `path` when the block ends.
+
+    The old content stays if anything fails. Raises ServebookError where it cannot be written.
+    """
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield scratch
+        with scratch.open("rb") as f:
+            os.fsync(f.fileno())
+        scratch.replace(path)
+    except OSError as error:
+        raise ServebookError(
+            f"cannot write ({error.strerror or error})",
+            str(path),
+            "Free space or permissions there, or write to another folder, then run again: what is measured is kept",
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):  # what kept it from being written may keep it from being removed
+            scratch.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> Path:
+    """Replace a file's content with a JSON value, as write_text. Raises ValueError for NaN and infinity."""
+    return write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The file's content, None where there is none. Raises ServebookError for a file that is not JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ServebookError(
+            f"cannot be read ({error})", str(path), "Remove the file; what depends on it is made again"
+        ) from error
+
+
+def read_csv(path: Path, needed: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
+    """Every row of a file that somebody wrote, with where it stands ("FILE, line N"): its cells by column, as text
+    without blanks around it, '' where there is none.
+
+    Raises ServebookError for a file that cannot be read, a missing column, and a row of more cells than columns.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as f:  # spreadsheets write the mark
+            table = csv.DictReader(f, restval="")
+            rows = [(f"{path}, line {table.line_num}", row) for row in table]
+            columns = table.fieldnames or []
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ServebookError(f"cannot be read ({reason})", str(path), "Give a CSV file, in UTF-8") from None
+    if absent := [c for c in needed if c not in columns]:
+        raise ServebookError(f"has no column {', '.join(absent)}", str(path), f"Needed: {', '.join(needed)}")
+    if torn := next((where for where, row in rows if None in row), None):
+        raise ServebookError("has more cells than the first line has names", torn, "Quote a text that has a comma")
+    return [(where, {column: text.strip() for column, text in row.items()}) for where, row in rows]
+
+
+def differences(before: Any, after: Any, key: str = "") -> list[str]:
+    """What two JSON values differ in, as "key was 8, is 10"."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        keys = [*before, *(k for k in after if k not in before)]
+        return [
+            d
+            for k in keys
+            for d in differences(before.get(k), after.get(k), f"{key}.{k}" if key else k)
+            if before.get(k) != after.get(k)
+        ]
+    return [] if before == after else [f"{key} was {json.dumps(before)}, is {json.dumps(after)}"]

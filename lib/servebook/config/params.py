@@ -1,0 +1,286 @@
+"""A run's parameters: typed, strict, read from one YAML file. The kinds of sweep stand in sweeps.py.
+
+`load(path)` refuses anything it does not know, naming the key, its line and the nearest valid name,
+before any work is done. Units are in the names; times are seconds, sizes bytes (GB = 1e9, GiB = 2**30).
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import yaml
+from pydantic import Field, field_validator, model_validator
+
+from ..common.errors import ServebookError
+from . import strict_yaml
+from .param_types import (
+    Count,
+    Name,
+    NotNegative,
+    Port,
+    Positive,
+    Requests,
+    RunName,
+    Seconds,
+    Share,
+    Strict,
+    SweepName,
+    Url,
+    unfit,
+)
+from .sweeps import ArrivalRateSweep, ConcurrencySweep, PrefixCacheSweep, PromptLengthSweep, Sweep
+
+__all__ = [
+    "ArrivalRateSweep", "BatchingEngine", "CalibrationPoint", "ConcurrencySweep", "Engine", "HardwareFigures",
+    "HardwareParams", "Load", "ModelParams", "NaiveEngine", "OpenAIEngine", "PrefixCacheSweep", "PromptLengthSweep",
+    "RunParams", "Slo", "Sweep", "VllmEngine", "dump", "load", "loads",
+]  # fmt: skip
+
+
+class ModelParams(Strict):
+    """Which model. Exactly one of hub, path, config says where its shape (and weights) come from."""
+
+    hub: str | None = None  # Hugging Face id, e.g. Qwen/Qwen2.5-7B-Instruct
+    path: str | None = None  # local folder with config.json (relative to the parameter file)
+    config: str | None = None  # a config packaged with servebook, e.g. qwen2.5-7b
+    revision: str | None = None  # Hub commit, tag or branch
+    weights: Literal["real", "dummy"] = "real"  # dummy: random values, nothing is downloaded
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    quantization: Literal["fp8", "int8", "int4"] | None = None  # weights only
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    trust_remote_code: bool = False
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelParams:
+        given = [k for k in ("hub", "path", "config") if getattr(self, k)]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of hub, path, config (found {', '.join(given) or 'none'})")
+        if self.config and self.weights == "real":
+            raise ValueError("a packaged config has no weights: set weights: dummy")
+        return self
+
+
+class HardwareFigures(Strict):
+    """Datasheet figures for hardware that the catalog does not hold."""
+
+    name: str
+    tensor_tflops: Positive  # dense, in the model's dtype, 1e12 FLOP/s
+    memory_bandwidth_gb_per_s: Positive  # 1e9 bytes/s
+    memory_gib: Positive
+    # to the other GPUs of its machine, one direction, 1e9 bytes/s; 16 lanes of PCIe 4 unless given
+    link_gb_per_s: Annotated[Positive | None, Field(exclude_if=lambda value: value is None)] = None
+    source: str = "given in params"
+
+
+class HardwareParams(Strict):
+    """Which device, by name or by its figures, and what an hour of it costs."""
+
+    gpu: str | None = None  # a catalog name, or "detect"
+    figures: HardwareFigures | None = None
+    price_per_hour: NotNegative = 0.0  # of the machine, all GPUs that the run uses
+    currency: str = "USD"
+
+    @model_validator(mode="after")
+    def _one_source(self) -> HardwareParams:
+        if bool(self.gpu) == bool(self.figures):
+            raise ValueError("give exactly one of gpu (a catalog name or detect) and figures")
+        return self
+
+
+class NaiveEngine(Strict):
+    """Transformers behind one FIFO lock, batch 1."""
+
+    batches: ClassVar[bool] = False
+    prefix_caching: ClassVar[bool] = False
+    kind: Literal["naive"]
+    port: Port | None = None  # a free one is chosen unless given
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    startup_timeout_s: Seconds = 900
+    restart_after_failure: bool = True  # once, for the next point; false: what is left of the session is left out
+
+
+class BatchingEngine(Strict):
+    """What any engine with continuous batching is told or assumed to do; the predictor reads it under these names.
+
+    What is None is left to the engine's own default, which the predictor takes to be vLLM's.
+    """
+
+    batches: ClassVar[bool] = True
+    kind: str
+    port: Port | None = None  # a free one is chosen unless given
+    max_num_batched_tokens: Count | None = None  # tokens of one step, over all requests
+    max_num_seqs: Count | None = None
+    max_model_len: Count | None = None
+    gpu_memory_utilization: Share = 0.9
+    cpu_kv_cache_gib: Positive = 1.0  # only where the engine runs on the CPU
+    prefix_caching: bool = True
+    enforce_eager: bool = False
+    tensor_parallel_size: Count = 1
+    pipeline_parallel_size: Count = 1
+    data_parallel_size: Count = 1
+    env: dict[str, str] = {}
+    startup_timeout_s: Seconds = 900
+    restart_after_failure: bool = True  # once, for the next point; false: what is left of the session is left out
+
+
+class VllmEngine(BatchingEngine):
+    """The real vLLM server as a child process."""
+
+    kind: Literal["vllm"]
+    # left out of what a run stores unless given: points measured before it existed stay valid
+    distributed_executor_backend: Annotated[
+        Literal["mp", "ray", "uni"] | None, Field(exclude_if=lambda value: value is None)
+    ] = None
+    extra_args: list[str] = []  # further flags of vLLM's server, as typed
+
+
+class OpenAIEngine(BatchingEngine):
+    """Any other OpenAI-compatible server: one that runs at `url` and is left running, or one that `command` starts.
+
+    The settings of BatchingEngine are what the predictor assumes of it; they reach the server only where `command`
+    names them.
+    """
+
+    kind: Literal["openai"]
+    url: Url | None = None  # e.g. http://127.0.0.1:8000 (without /v1)
+    # argv; {port}, {model} (folder or Hub id), {name} (to serve it under), and any field of these parameters
+    command: Annotated[list[str], Field(min_length=1)] | None = None
+    model: str | None = None  # the first of /v1/models unless given
+    api_key_env: str | None = None  # name of the environment variable that holds the key
+
+    @model_validator(mode="after")
+    def _one_source(self) -> OpenAIEngine:
+        if bool(self.url) == bool(self.command):
+            raise ValueError("give exactly one of url (a server that runs) and command (one to start)")
+        if self.command and self.api_key_env:
+            raise ValueError("a server that command starts listens on this machine only: leave api_key_env out")
+        return self
+
+
+Engine = Annotated[NaiveEngine | VllmEngine | OpenAIEngine, Field(discriminator="kind")]
+
+
+class CalibrationPoint(Strict):
+    """A closed-loop measurement at C = 1 that the predictor may learn from."""
+
+    prompt_tokens: Count
+    output_tokens: Count
+    requests: Annotated[Requests, Field(gt=0)] = 5
+
+
+class Slo(Strict):
+    """The service level: limits that a request meets or not; None: no limit."""
+
+    ttft_s: Seconds | None = None
+    tpot_s: Seconds | None = None
+    e2e_s: Seconds | None = None
+
+
+class Load(Strict):
+    """How the client loads a server, and when a point is over."""
+
+    jitter_s: NotNegative = 0.05  # a client waits U(0, jitter) before its next request
+    warmup_requests: Requests = 10  # first max(C, this) completions are not measured
+    min_requests: Annotated[Requests, Field(gt=0)] = 20  # measured completions a point needs at least
+    max_requests: Annotated[Requests, Field(gt=0)] = 400
+    max_rounds: Annotated[Requests, Field(gt=0)] | None = None  # closed loop: so many requests of every client at most
+    min_seconds: NotNegative = 10
+    max_seconds: Seconds = 120  # warm-up included; a point ends here whatever it has
+    request_timeout_s: Seconds = 600
+    # vLLM runs its fused sampler only for requests that set top_p or top_k; with neither, and greedily, its native one
+    # is measured. No request carries a seed of its own: that would switch the fused one off too.
+    temperature: NotNegative = 0.0
+    top_p: Share | None = None
+    top_k: Count | None = None
+    scrape_interval_s: Seconds = 1.0
+    seed: int = 1
+
+    def least_and_most(self, concurrency: int | None) -> tuple[int, int]:
+        """Measured requests of a point: so many at least before it may end, so many at most.
+
+        They grow with a closed loop's concurrency, as its clients move in waves: two rounds of them at least, and whole
+        ones. None: an open loop."""
+        c = concurrency or 1
+        least = max(self.min_requests, 2 * c)
+        most = -(-max(self.max_requests, 2 * least) // c) * c
+        if concurrency and self.max_rounds is not None:
+            most = min(most, self.max_rounds * c)
+        return min(least, most), most
+
+
+class RunParams(Strict):
+    """One run: the whole parameter file."""
+
+    run: RunName  # folder name under outputs/
+    title: str
+    description: str = ""
+    model: ModelParams
+    hardware: HardwareParams
+    engines: Annotated[dict[Name, Engine], Field(min_length=1)]
+    calibration: list[CalibrationPoint] = []
+    sweeps: dict[SweepName, Sweep] = {}
+    slo: Slo = Slo()
+    load: Load = Load()
+
+    @field_validator("calibration")
+    @classmethod
+    def _each_once(cls, calibration: list[CalibrationPoint]) -> list[CalibrationPoint]:
+        sizes = [(p.prompt_tokens, p.output_tokens) for p in calibration]
+        if again := next((s for i, s in enumerate(sizes) if s in sizes[:i]), None):
+            raise unfit(f"{again[0]} in, {again[1]} out is given twice", "Keep one of them")
+        return calibration
+
+    @field_validator("load")
+    @classmethod
+    def _least_below_most(cls, load: Load) -> Load:
+        for least, most in (("min_requests", "max_requests"), ("min_seconds", "max_seconds")):
+            low, high = getattr(load, least), getattr(load, most)
+            if low > high:
+                raise unfit(f"{least} ({low:g}) is more than {most} ({high:g})", f"Lower {least} or raise {most}")
+        return load
+
+    @model_validator(mode="after")
+    def _names_agree(self) -> RunParams:
+        for name, sweep in self.sweeps.items():
+            for engine in [*(sweep.engines or []), *sweep.minutes_per_engine]:
+                if engine not in self.engines:
+                    raise ValueError(
+                        f"sweep {name} names the engine {engine!r}; this run has {', '.join(self.engines)}"
+                    )
+        return self
+
+
+def load(path: Path | str) -> RunParams:
+    """Read and validate a parameter file.
+
+    Raises ServebookError with file, line and key for anything unreadable, unknown or mistyped; the first
+    fault is shown, with the number of further ones.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.yaml")], n=1)
+        hint = (
+            f"Did you mean {path.parent / near[0]}?"
+            if near
+            else "Give the path of a parameter file such as params/demo.yaml"
+        )
+        raise ServebookError(f"cannot read the parameter file ({_reason(error)})", str(path), hint) from error
+    return loads(text, str(path))
+
+
+def loads(text: str, where: str = "params") -> RunParams:
+    """As load, from the YAML text itself; `where` names it in messages."""
+    return strict_yaml.validate(text, RunParams, where)
+
+
+def dump(params: RunParams) -> str:
+    """The resolved parameters as YAML, defaults included."""
+    return yaml.safe_dump(params.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or "not UTF-8 text"

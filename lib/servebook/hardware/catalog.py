@@ -1,0 +1,313 @@
+"""Datasheet figures of GPUs with their source, detection through NVML, the CPU as a fallback. Knows no model.
+
+Tensor rates are dense, in 1e12 FLOP/s; bandwidth in 1e9 bytes/s; memory in GiB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, RootModel, model_validator
+
+from ..common.errors import ServebookError
+from ..config import strict_yaml
+from ..config.param_types import Positive, Strict, unfit
+from ..config.params import HardwareParams
+from .processor import copy_gb_per_s, flop_per_cycle, processor, usable_cpus
+
+CATALOG = Path(__file__).with_name("gpus.yaml")
+GIB = 2**30
+NOT_AVAILABLE = "not available"
+GIVE_FIGURES = "Give hardware.figures (name, tensor_tflops, memory_bandwidth_gb_per_s, memory_gib) or a catalog name"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A device that serves: a GPU, or the CPU. None means that the device has no such unit, or that it is not known."""
+
+    name: str
+    fp16_tflops: float
+    bf16_tflops: float | None  # None: no bfloat16 tensor cores (T4)
+    memory_bandwidth_gb_per_s: float
+    memory_gib: float  # what the driver reports as total, not what is sold
+    fp8_tflops: float | None = None
+    int8_tflops: float | None = None
+    fp32_tflops: float | None = None
+    memory_sold_gb: float | None = None
+    nvlink_gb_per_s: float | None = None  # to the other GPUs of its machine, one direction; None: no NVLink of its own
+    pcie_gb_per_s: float = 32  # one direction; 4th generation, 16 lanes
+    generation: str = "unknown"
+    attention_backend: str = "unknown"  # vLLM's default on it: FLASH_ATTN_2, FLASH_ATTN_3, FLASHINFER, TRITON_ATTN, CPU
+    source: str = ""
+    url: str | None = None
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is the CPU."""
+        return self.generation == "cpu"
+
+    def flops_per_s(self, dtype: str = "bfloat16") -> float:
+        """Peak dense FLOP/s of a multiplication in `dtype` (bfloat16, float16, float32, fp8, int8).
+
+        A card without fp8 or int8 units multiplies such weights in 16 bits, after unpacking them: its 16-bit rate.
+        Raises ServebookError for bfloat16 on a card that has none.
+        """
+        if dtype == "bfloat16" and self.bf16_tflops is None:
+            raise ServebookError(f"{self.name} has no bfloat16 tensor cores", "model.dtype", "Set model.dtype: float16")
+        rates = {
+            "bfloat16": self.bf16_tflops,
+            "float16": self.fp16_tflops,
+            "float32": self.fp32_tflops,
+            "fp8": self.fp8_tflops,
+            "int8": self.int8_tflops,
+        }
+        if dtype not in rates:
+            raise ServebookError(f"unknown dtype {dtype!r}", "model.dtype", f"There are: {', '.join(rates)}")
+        return (rates[dtype] or self.fp16_tflops) * 1e12
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Memory bandwidth in bytes/s."""
+        return self.memory_bandwidth_gb_per_s * 1e9
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """Bytes/s to its peers in one direction: NVLink where there is one, else PCIe; on a CPU through its memory."""
+        if self.is_cpu:
+            return self.bytes_per_s / 2
+        return (self.nvlink_gb_per_s or self.pcie_gb_per_s) * 1e9
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory as the driver reports it."""
+        return int(self.memory_gib * GIB)
+
+
+class Entry(Strict):
+    """A card as the catalog holds it; units and meaning as in Gpu. nvml: the names that the driver gives it."""
+
+    nvml: Annotated[list[str], Field(min_length=1)]
+    fp16_tflops: Positive
+    bf16_tflops: Positive | None
+    fp8_tflops: Positive | None = None
+    int8_tflops: Positive | None = None
+    fp32_tflops: Positive
+    memory_bandwidth_gb_per_s: Positive
+    memory_sold_gb: Positive
+    memory_gib: Positive
+    nvlink_gb_per_s: Positive | None = None
+    pcie_gb_per_s: Positive = 32
+    generation: Literal["turing", "ampere", "ada", "hopper", "blackwell"]
+    attention_backend: Literal["FLASH_ATTN_2", "FLASH_ATTN_3", "FLASHINFER", "TRITON_ATTN"]
+    source: str
+    url: str
+
+    @model_validator(mode="after")
+    def _less_than_sold(self) -> Entry:
+        if self.memory_gib >= self.memory_sold_gb:
+            what = f"memory_gib ({self.memory_gib:g}) is not below memory_sold_gb ({self.memory_sold_gb:g})"
+            raise unfit(what, "Give what CUDA reports as total; CONTRIBUTING.md says what to put where it is not known")
+        return self
+
+
+class _Catalog(RootModel[dict[str, Entry]]):
+    @model_validator(mode="after")
+    def _each_driver_name_once(self) -> _Catalog:
+        owner: dict[str, str] = {}
+        for name, entry in self.root.items():
+            for driver_name in entry.nvml:
+                if owner.setdefault(driver_name, name) != name:
+                    raise unfit(f"{owner[driver_name]} and {name} both have the nvml name {driver_name!r}", "Keep one")
+        return self
+
+
+def read_catalog(text: str, where: str) -> dict[str, tuple[Gpu, tuple[str, ...]]]:
+    """{name: (card, its driver's names)} of a catalog's text. Raises ServebookError with line, entry and key."""
+    entries = strict_yaml.validate(text, _Catalog, where, example="the entries beside it").root
+    return {n: (Gpu(name=n, **e.model_dump(exclude={"nvml"})), tuple(e.nvml)) for n, e in entries.items()}
+
+
+@cache
+def _entries() -> dict[str, tuple[Gpu, tuple[str, ...]]]:
+    return read_catalog(CATALOG.read_text(encoding="utf-8"), f"data/{CATALOG.name}")
+
+
+def catalog() -> dict[str, Gpu]:
+    """Every known card by the name that params use."""
+    return {name: gpu for name, (gpu, _) in _entries().items()}
+
+
+def resolve(hardware: HardwareParams) -> Gpu:
+    """The device of a run: given figures, a catalog or driver name (case and separators do not matter), or `detect`."""
+    if hardware.figures:
+        f = hardware.figures
+        return Gpu(
+            name=f.name,
+            fp16_tflops=f.tensor_tflops,
+            bf16_tflops=f.tensor_tflops,
+            memory_bandwidth_gb_per_s=f.memory_bandwidth_gb_per_s,
+            memory_gib=f.memory_gib,
+            nvlink_gb_per_s=f.link_gb_per_s,
+            source=f.source,
+        )
+    wanted = str(hardware.gpu)
+    if wanted == "detect":
+        return detect()
+    cards = catalog()
+    by_key = {_key(n): gpu for n, gpu in cards.items()}
+    by_key |= {_key(n): gpu for gpu, names in _entries().values() for n in names}
+    if _key(wanted) in by_key:
+        return by_key[_key(wanted)]
+    near = [n for n in cards if _key(n).startswith(_key(wanted))]
+    near = near or [by_key[k].name for k in difflib.get_close_matches(_key(wanted), by_key, 1, 0.3)]
+    hint = f"Did you mean {' or '.join(near)}? " if near else ""
+    raise ServebookError(
+        f"unknown GPU {wanted!r}",
+        "hardware.gpu",
+        f"{hint}There are: {', '.join(cards)}, detect; or give hardware.figures",
+    )
+
+
+def _key(name: str) -> str:
+    return "".join(c for c in name.lower().replace("nvidia", "").replace("geforce", "") if c.isalnum())
+
+
+@contextlib.contextmanager
+def nvml() -> Iterator[Any]:
+    """pynvml, initialized for the block; None without a driver or without the library."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # ImportError, or NVMLError of any kind: no driver, no device file, a driver mismatch
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def visible_handles(nvml: Any) -> list[Any]:
+    """NVML's handles of the GPUs this process may use, each once: CUDA_VISIBLE_DEVICES counts, indices or UUIDs, up to
+    the first name that is neither (-1, Slurm's NoDevFiles), as CUDA reads it.
+
+    Raises ServebookError where it names a GPU that this machine has not."""
+    count = nvml.nvmlDeviceGetCount()
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is None:
+        return [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)]
+    handles = []
+    for name in dict.fromkeys(part.strip() for part in given.split(",")):
+        unique = name.startswith(("GPU-", "MIG-"))
+        if not unique and not name.isdigit():
+            break
+        try:
+            if unique:
+                handles.append(nvml.nvmlDeviceGetHandleByUUID(name))
+            else:
+                handles.append(nvml.nvmlDeviceGetHandleByIndex(int(name)))
+        except nvml.NVMLError as error:
+            what, where = f"names no GPU of this machine ({error})", f"CUDA_VISIBLE_DEVICES={name}"
+            raise ServebookError(what, where, f"It has {count}, from 0 on") from None
+    return handles
+
+
+def match(driver_name: str, total_bytes: int) -> Gpu:
+    """The catalog's card for the name and the memory that the driver reports.
+
+    Raises ServebookError for a card the catalog does not hold, and for a slice of one (MIG, vGPU).
+    """
+    for gpu, names in _entries().values():
+        if driver_name in names:
+            if total_bytes < 0.9 * gpu.memory_bytes:
+                what = f"{driver_name} offers {total_bytes / GIB:.1f} GiB of {gpu.memory_gib:.1f}: a slice of the card"
+                raise ServebookError(what, "hardware.gpu: detect", GIVE_FIGURES)
+            return gpu
+    raise ServebookError(f"the card {driver_name!r} is not in the catalog", "hardware.gpu: detect", GIVE_FIGURES)
+
+
+def detect() -> Gpu:
+    """The first visible NVIDIA GPU, by its name in the catalog; without one, the CPU (see cpu())."""
+    with nvml() as n:
+        if n is not None and (handles := visible_handles(n)):
+            handle = handles[0]
+            with contextlib.suppress(n.NVMLError):  # not every card knows MIG
+                if n.nvmlDeviceGetMigMode(handle)[0]:
+                    raise ServebookError("the GPU is split into MIG slices", "hardware.gpu: detect", GIVE_FIGURES)
+            return match(n.nvmlDeviceGetName(handle), n.nvmlDeviceGetMemoryInfo(handle).total)
+    return cpu()
+
+
+def snapshot() -> dict[str, Any]:
+    """Driver, clocks, power, memory, ECC and processes of the first GPU this process may use; "not available" where
+    NVML does not say."""
+    with nvml() as n:
+        handles = visible_handles(n) if n is not None else []
+        if not handles:
+            return {"gpu": NOT_AVAILABLE, "cpu": processor().name, "cpus": usable_cpus(), "load_1m": os.getloadavg()[0]}
+        handle = handles[0]
+
+        def ask(function: str, *args: Any) -> Any:
+            try:
+                return getattr(n, function)(*args)
+            except n.NVMLError:
+                return NOT_AVAILABLE
+
+        def scaled(value: Any, by: float) -> Any:
+            return value if value == NOT_AVAILABLE else value / by
+
+        memory = ask("nvmlDeviceGetMemoryInfo", handle)
+        processes = ask("nvmlDeviceGetComputeRunningProcesses", handle)
+        ecc = ask("nvmlDeviceGetEccMode", handle)
+        return {
+            "gpu": ask("nvmlDeviceGetName", handle),
+            "gpus": len(handles),
+            "driver": ask("nvmlSystemGetDriverVersion"),
+            "cuda_driver": scaled(ask("nvmlSystemGetCudaDriverVersion"), 1000),
+            "sm_clock_mhz": ask("nvmlDeviceGetClockInfo", handle, n.NVML_CLOCK_SM),
+            "sm_clock_max_mhz": ask("nvmlDeviceGetMaxClockInfo", handle, n.NVML_CLOCK_SM),
+            "memory_clock_mhz": ask("nvmlDeviceGetClockInfo", handle, n.NVML_CLOCK_MEM),
+            "power_w": scaled(ask("nvmlDeviceGetPowerUsage", handle), 1000),
+            "power_limit_w": scaled(ask("nvmlDeviceGetEnforcedPowerLimit", handle), 1000),
+            "temperature_c": ask("nvmlDeviceGetTemperature", handle, n.NVML_TEMPERATURE_GPU),
+            "throttle_reasons": ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle),
+            "memory_total_bytes": getattr(memory, "total", NOT_AVAILABLE),
+            "memory_used_bytes": getattr(memory, "used", NOT_AVAILABLE),
+            "utilization_percent": getattr(ask("nvmlDeviceGetUtilizationRates", handle), "gpu", NOT_AVAILABLE),
+            "ecc": ecc if ecc == NOT_AVAILABLE else bool(ecc[0]),
+            "processes": processes if processes == NOT_AVAILABLE else [p.pid for p in processes],
+        }
+
+
+@cache
+def cpu() -> Gpu:
+    """This machine's CPU: peak from cores × clock × FLOP per cycle, bandwidth from a copy measured once a process."""
+    here, cores = processor(), usable_cpus()
+    if not here.hertz:
+        raise ServebookError(
+            "neither an NVIDIA GPU nor the CPU's clock was found", "hardware.gpu: detect", GIVE_FIGURES
+        )
+    fp32, bf16, unit = flop_per_cycle(here.flags, here.vendor, here.family)
+    bandwidth = copy_gb_per_s(min(cores, 8))
+    return Gpu(
+        name=f"CPU: {cores} × {here.name}",
+        fp16_tflops=cores * here.hertz * fp32 / 1e12,
+        bf16_tflops=cores * here.hertz * bf16 / 1e12,
+        fp32_tflops=cores * here.hertz * fp32 / 1e12,
+        memory_bandwidth_gb_per_s=round(bandwidth, 1),
+        memory_gib=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB,
+        generation="cpu",
+        attention_backend="CPU",
+        source=(
+            f"cpuinfo: {cores} cores × {here.hertz / 1e9:.2f} GHz × {bf16} bf16 FLOP per cycle ({unit}); "
+            f"bandwidth: a copy with {min(cores, 8)} threads, read plus write, measured here"
+        ),
+    )

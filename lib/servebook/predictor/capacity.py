@@ -1,0 +1,195 @@
+"""What a server can carry under a service level: the largest concurrency and rate, goodput, cost, and what-ifs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ..common.errors import ServebookError
+from ..config.params import RunParams, Slo, VllmEngine
+from ..config.points import PointSpec
+from ..hardware.catalog import Gpu
+from ..model.reader import ModelShape
+from .predict import Forecaster, forecaster
+from .scenario import Scenario, whole_rounds
+from .simulation import Result
+
+GOODPUT_SHARE = 0.9  # of the requests must meet the service level for a load to count as carried
+MOST_CLIENTS = 1024
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A load and what it gives. met_share: requests that meet the service level; goodput_per_s: those, per second."""
+
+    concurrency: int | None
+    rate_per_s: float
+    output_tok_per_s: float
+    met_share: float
+    goodput_per_s: float
+    cost_per_million_output_tokens: float | None
+
+
+def met_share(result: Result, slo: Slo) -> float:
+    """Share of requests within every limit that the service level sets."""
+    if not result.requests:
+        return 0.0
+    met = 0
+    for r in result.requests:
+        ttft, e2e = r.first_s - r.sent_s, r.end_s - r.sent_s
+        tpot = (r.end_s - r.first_s) / max(r.output_tokens - 1, 1)
+        limits = ((ttft, slo.ttft_s), (tpot, slo.tpot_s), (e2e, slo.e2e_s))
+        met += all(limit is None or value <= limit for value, limit in limits)
+    return met / len(result.requests)
+
+
+def carry(f: Forecaster, spec: PointSpec, slo: Slo, price_per_hour: float, hit_share: float = 0.0) -> Carried:
+    """One load on a calibrated server: how much of it meets the service level, and what a million tokens cost."""
+    scenario = Scenario(f.server, spec, f.load, hit_share)
+    c = spec.concurrency or 40
+    result = scenario.simulate(f.best, f.seed, whole_rounds(max(200, 3 * c), spec.concurrency))
+    outcome, met = scenario.summarize(result), met_share(result, slo)  # of several groups the largest speaks for all
+    tokens = outcome.output_tok_per_s
+    cost = price_per_hour / 3600 / tokens * 1e6 if price_per_hour and tokens > 0 else None
+    rate = outcome.request_rate_per_s
+    return Carried(spec.concurrency, rate, tokens, met, met * rate, cost)
+
+
+def largest_concurrency(
+    f: Forecaster, prompt_tokens: int, output_tokens: int, slo: Slo, price_per_hour: float = 0.0, hit_share: float = 0.0
+) -> Carried | None:
+    """The largest closed-loop C of which 90 % of requests meet the service level (doubling, then bisection); None: not
+    even one client's do, or the server cannot serve such a request."""
+    if f.server.refuses(prompt_tokens, output_tokens):
+        return None
+
+    def at(c: int) -> Carried:
+        spec = PointSpec("capacity", f.server.name, f"c{c:04d}", "concurrency", prompt_tokens, output_tokens, c)
+        return carry(f, spec, slo, price_per_hour, hit_share)
+
+    best, high = None, 1
+    while high <= MOST_CLIENTS and (found := at(high)).met_share >= GOODPUT_SHARE:
+        best, high = found, 2 * high
+    if best is None:
+        return None
+    low = high // 2
+    # to one client, and to 3 % of many
+    return _between(best, low, high, at, halve=lambda a, b: (a + b) // 2, close=lambda a: max(1, a // 32))
+
+
+def _between(best: Carried, low: Any, high: Any, at: Any, *, halve: Any, close: Any) -> Carried:
+    """Bisect between a load that is carried and one that is not, until they are as close as `close` asks."""
+    while high - low > close(low):
+        middle = halve(low, high)
+        found = at(middle)
+        if found.met_share >= GOODPUT_SHARE:
+            best, low = found, middle
+        else:
+            high = middle
+    return best
+
+
+def largest_rate(
+    f: Forecaster, prompt_tokens: int, output_tokens: int, slo: Slo, price_per_hour: float = 0.0, hit_share: float = 0.0
+) -> Carried | None:
+    """The largest Poisson rate of which 90 % of requests meet the service level, to 2 % of capacity; None as above."""
+    capacity = f.capacity(prompt_tokens, output_tokens)
+    if capacity is None:
+        return None
+
+    def at(rate: float) -> Carried:
+        spec = PointSpec(
+            "capacity", f.server.name, f"r{rate:.3f}", "arrival_rate", prompt_tokens, output_tokens, rate_per_s=rate
+        )
+        return carry(f, spec, slo, price_per_hour, hit_share)
+
+    if (best := at(0.01 * capacity)).met_share < GOODPUT_SHARE:
+        return None
+    return _between(best, 0.0, capacity, at, halve=lambda a, b: (a + b) / 2, close=lambda _: 0.02 * capacity)
+
+
+def capacity(
+    params: RunParams,
+    shape: ModelShape,
+    gpu: Gpu,
+    prompt_tokens: int,
+    output_tokens: int,
+    *,
+    slo: Slo | None = None,
+    facts: Mapping[str, Mapping[str, Any]] | None = None,
+    calibration: Sequence[Mapping[str, Any]] | None = None,
+    other_gpus: Sequence[tuple[Gpu, float]] = (),
+    hit_share: float = 0.5,
+) -> list[dict[str, Any]]:
+    """For every engine what it carries under the service level (default: the run's), and for vLLM what would change it.
+
+    other_gpus: (gpu, price per hour). hit_share: of prompts, in the prefix-caching what-if. Rows: {engine, case, gpu,
+    fits, note, by_concurrency, by_rate} with `Carried` as dicts. A what-if keeps the calibrated constants, which are
+    shares of datasheet figures; another GPU takes its own priors.
+    """
+    level, price = slo or params.slo, params.hardware.price_per_hour
+    rows = []
+    for name, engine in params.engines.items():
+        measured = [p for p in calibration or () if p.get("engine") == name]
+        known = dict((facts or {}).get(name) or {})
+        base = forecaster(params, name, shape, gpu, facts=known, measured=measured, samples=2)
+        cases: list[tuple[str, Forecaster, float, float]] = [("as it is", base, price, 0.0)]
+        if isinstance(engine, VllmEngine):
+            cases += [(case, f, price, 0.0) for case, f in _what_ifs(base, shape)]
+            cases.append((f"{hit_share:.0%} of prompts cached", base, price, hit_share))
+        for other, cost in other_gpus:
+            try:
+                cases.append((other.name, forecaster(params, name, shape, other, samples=2), cost, 0.0))
+            except ServebookError as error:  # no bfloat16 there
+                rows.append(_row(name, other.name, other, f"does not fit: {error.line()}", None, None))
+        for case, f, cost, hits in cases:
+            note = f.server.refuses(prompt_tokens, output_tokens)
+            by_c = largest_concurrency(f, prompt_tokens, output_tokens, level, cost, hits)
+            by_rate = largest_rate(f, prompt_tokens, output_tokens, level, cost, hits)
+            row = _row(name, case, f.server.gpu, note, by_c, by_rate)
+            if note is None and by_c is None:
+                row["note"] = "one client alone misses the service level"
+            rows.append(row)
+    return rows
+
+
+def _row(
+    engine: str, case: str, gpu: Gpu, note: str | None, by_concurrency: Carried | None, by_rate: Carried | None
+) -> dict[str, Any]:
+    return {
+        "engine": engine, "case": case, "gpu": gpu.name, "fits": note is None, "note": note,
+        "by_concurrency": asdict(by_concurrency) if by_concurrency else None,
+        "by_rate": asdict(by_rate) if by_rate else None,
+    }  # fmt: skip
+
+
+def _what_ifs(base: Forecaster, shape: ModelShape) -> list[tuple[str, Forecaster]]:
+    """fp8 weights, fp8 KV cache, half and double token budget: on the calibrated server."""
+    config, s = base.server.config, base.server
+    out = []
+    if shape.weight_bits > 8:
+        fp8 = replace(shape, weight_bits=8, compute_dtype="fp8")
+        freed = s.layout.kv_tokens(shape, s.layout.weight_bytes(shape) - s.layout.weight_bytes(fp8))
+        out.append(("fp8 weights", _with(base, shape=fp8, kv_tokens=s.kv_tokens + freed)))
+    if shape.kv_bytes_per_element > 1:
+        fp8 = replace(shape, kv_bytes_per_element=1)
+        out.append(("fp8 KV cache", _with(base, shape=fp8, kv_tokens=s.kv_tokens * shape.kv_bytes_per_element)))
+    for factor in (0.5, 2):
+        budget = int(config.max_num_batched_tokens * factor)
+        if budget >= config.max_num_seqs:
+            changed = replace(config, max_num_batched_tokens=budget)
+            out.append((f"max_num_batched_tokens {budget}", _with(base, config=changed)))
+    return out
+
+
+def _with(base: Forecaster, **changes: Any) -> Forecaster:
+    """The same calibrated server with other limits or weights."""
+    server = replace(base.server, **changes)
+    if "kv_tokens" in changes:
+        blocks = max((server.kv_tokens // server.config.block_size - 1) // server.layout.pipeline, 1)
+        server = replace(server, problem=None, config=replace(server.config, kv_blocks=blocks))
+    return Forecaster(server, base.calibration, base.load, base.samples, base.seed, base.learned_prompts)
+
+
+__all__ = ["Carried", "capacity", "carry", "largest_concurrency", "largest_rate", "met_share"]

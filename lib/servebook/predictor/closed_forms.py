@@ -1,0 +1,267 @@
+"""The posts' formulas (roofline) filled in with a run's own model, hardware and points: the notebooks' tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from ..config.params import BatchingEngine, RunParams
+from ..hardware.catalog import Gpu
+from ..model.reader import ModelShape
+from . import roofline
+from .parallel import Layout
+
+STAGE = "closed-form"  # scored as a stage of its own: what predicting without a scheduler comes to
+
+
+def workloads(params: RunParams) -> list[tuple[int, int]]:
+    """The distinct (prompt tokens, output tokens) of the run's sweeps, in the order given."""
+    found: dict[tuple[int, int], None] = {}
+    for s in params.sweeps.values():
+        found |= dict.fromkeys(s.workloads())
+    return list(found)
+
+
+def shape_table(shape: ModelShape) -> pd.DataFrame:
+    """The numbers of config.json that decide speed, and the bytes and FLOPs that follow from them alone."""
+    rows: list[tuple[str, Any, str, str]] = [
+        ("layers × hidden", f"{shape.layers} × {shape.hidden:,}", "", "config.json"),
+        (
+            "query heads / KV heads × head_dim",
+            f"{shape.heads} / {shape.kv_heads} × {shape.head_dim}",
+            "",
+            "config.json",
+        ),
+        ("vocabulary", f"{shape.vocab:,}", "tied" if shape.tied_embeddings else "untied", "config.json"),
+        ("parameters", f"{shape.parameters:,}", "", "every matrix, bias and norm counted"),
+        ("weights in memory", f"{shape.weight_bytes / 1e9:.3f}", "GB", "all parameters at their width"),
+        (
+            "weights read per decode step",
+            f"{shape.decode_weight_bytes / 1e9:.3f}",
+            "GB",
+            "all but the embedding table, a lookup",
+        ),
+        ("KV cache", f"{shape.kv_bytes_per_token:,}", "bytes/token", "2 · layers · KV heads · head_dim · bytes"),
+        ("linear FLOPs", f"{shape.linear_flops_per_token:,}", "FLOP/token", "2·m·n of every layer matrix"),
+        ("LM head FLOPs", f"{shape.lm_head_flops:,}", "FLOP", "2 · hidden · vocabulary, where logits are wanted"),
+        (
+            "attention FLOPs",
+            f"{shape.attention_flops_per_context_token:,}",
+            "FLOP per token of context",
+            "4 · layers · heads · head_dim",
+        ),
+    ]
+    return pd.DataFrame(rows, columns=["quantity", "value", "unit", "how"])
+
+
+def step_table(shape: ModelShape, gpu: Gpu, params: RunParams) -> pd.DataFrame:
+    """Per workload: prefill FLOPs, bytes of a decode step, and the lower bounds of TTFT and TPOT at datasheet rates."""
+    flops_per_s, bytes_per_s = gpu.flops_per_s(params.model.dtype), gpu.bytes_per_s
+    rows = []
+    for prompt, output in workloads(params):
+        ttft = [
+            roofline.ttft_bound_s(shape, flops_per_s, bytes_per_s, prompt_tokens=prompt, overlap=o)
+            for o in (True, False)
+        ]
+        rows.append(
+            {
+                "prompt_tokens": prompt,
+                "output_tokens": output,
+                "prefill_flops": shape.prefill_flops(prompt),
+                "decode_bytes": roofline.decode_bytes(shape, 1, prompt),
+                "decode_flops": shape.decode_flops(1, prompt),
+                "ttft_bound_s": ttft[0],
+                "ttft_additive_s": ttft[1],
+                "tpot_bound_s": roofline.tpot_bound_s(shape, flops_per_s, bytes_per_s, batch=1, context_tokens=prompt),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def pool_table(shape: ModelShape, gpu: Gpu, params: RunParams) -> pd.DataFrame:
+    """KV pool of each batching engine, of one replica where there are several: GiB a GPU, tokens, and how many
+    sequences of each workload fit it at once."""
+    rows = []
+    for name, engine in params.engines.items():
+        if not isinstance(engine, BatchingEngine):
+            continue
+        layout = Layout(engine.tensor_parallel_size, engine.pipeline_parallel_size, engine.data_parallel_size)
+        layout.check(shape, f"engines.{name}")
+        weights = layout.weight_bytes(shape)
+        if gpu.is_cpu:
+            pool = engine.cpu_kv_cache_gib * 2**30
+        else:
+            pool = roofline.kv_pool_bytes(gpu.memory_bytes, engine.gpu_memory_utilization, weights)
+        tokens = roofline.kv_pool_tokens(max(pool, 0), layout.stage(shape).kv_bytes_per_token)
+        rows += [
+            {
+                "engine": name,
+                "pool_gib": pool / 2**30,
+                "pool_tokens": tokens,
+                "prompt_tokens": p,
+                "output_tokens": o,
+                "max_sequences": roofline.max_sequences(tokens, p + o),
+            }
+            for p, o in workloads(params)
+        ]
+    return pd.DataFrame(rows)
+
+
+def inconsistency_table() -> pd.DataFrame:
+    """Where a post disagrees with itself: both values, the one used here, and why."""
+    return pd.DataFrame([vars(i) for i in roofline.post_inconsistencies()])
+
+
+def effective_rates(
+    shape: ModelShape, gpu: Gpu, points: Iterable[Mapping[str, Any]], kinds: Mapping[str, str]
+) -> pd.DataFrame:
+    """Effective GB/s and TFLOP/s of every C = 1 point, with their share of the datasheet (post 2's calibration).
+
+    kinds: engine name → kind; the naive server is charged with moving its KV cache three times.
+    """
+    rows = []
+    for p in points:
+        if p.get("concurrency") != 1 or not p.get("ttft_mean_s") or not p.get("tpot_mean_s"):
+            continue
+        passes = roofline.NAIVE_KV_PASSES if kinds.get(p["engine"]) == "naive" else 1
+        rates = roofline.Rates.measured(
+            shape, prompt_tokens=p["prompt_tokens"], ttft_s=p["ttft_mean_s"], tpot_s=p["tpot_mean_s"], kv_passes=passes
+        )
+        rows.append(
+            {
+                "engine": p["engine"],
+                "prompt_tokens": p["prompt_tokens"],
+                "ttft_s": p["ttft_mean_s"],
+                "tpot_s": p["tpot_mean_s"],
+                "gb_per_s": rates.bytes_per_s / 1e9,
+                "bandwidth_share": rates.bytes_per_s / gpu.bytes_per_s,
+                "tflop_per_s": rates.flops_per_s / 1e12,
+                "compute_share": rates.flops_per_s / gpu.flops_per_s(),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def author_points(
+    params: RunParams,
+    shape: ModelShape,
+    rates: Mapping[str, roofline.Rates],
+    facts: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[dict[str, Any]]:
+    """Post 2's closed form for every concurrency point, as predicted points: the baseline that is scored beside ours.
+
+    rates: engine → rates, from the datasheet before anything is measured, else from the engine's first C = 1 point.
+    """
+    predicted = []
+    for sweep, s in params.sweeps.items():
+        if s.kind != "concurrency":
+            continue
+        for engine, given in rates.items():
+            kind, told = params.engines[engine].kind, (facts or {}).get(engine, {})
+            budget = (
+                told.get("max_num_batched_tokens")
+                or getattr(params.engines[engine], "max_num_batched_tokens", None)
+                or 2048
+            )
+            for c in s.concurrency:
+                metrics = roofline.author_style(
+                    shape,
+                    given,
+                    engine="naive" if kind == "naive" else "vllm",
+                    prompt_tokens=s.prompt_tokens,
+                    output_tokens=s.output_tokens,
+                    concurrency=c,
+                    max_num_batched_tokens=budget,
+                    kv_tokens=told.get("kv_cache_tokens"),
+                )
+                predicted.append(
+                    {
+                        "sweep": sweep,
+                        "engine": engine,
+                        "point": f"c{c:04d}",
+                        "concurrency": c,
+                        "rate_per_s": None,
+                        "prompt_tokens": s.prompt_tokens,
+                        "output_tokens": s.output_tokens,
+                        "metrics": {k: {"value": v, "low": None, "high": None} for k, v in metrics.items()},
+                    }
+                )
+    return predicted
+
+
+def saturation_variants(shape: ModelShape, gpu: Gpu, prompt_tokens: int, output_tokens: int) -> pd.DataFrame:
+    """The write-up's curve with KV bytes at the prompt's length and at the live context: K, half, ceiling."""
+    contexts = {
+        "prompt only": prompt_tokens,
+        "live context": roofline.live_context_tokens(prompt_tokens, output_tokens),
+    }
+    return pd.DataFrame(
+        [
+            {
+                "variant": f"{name} ({context:,.0f} tokens)",
+                "kv_gb_per_sequence": (kv := float(shape.kv_read_bytes(context))) / 1e9,
+                "half_batch": roofline.half_saturation_batch(shape.weight_bytes, kv),
+                "ceiling_tok_per_s": roofline.ceiling_tok_per_s(kv, gpu.bytes_per_s),
+            }
+            for name, context in contexts.items()
+        ]
+    )
+
+
+def saturation_curve(shape: ModelShape, gpu: Gpu, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
+    """The live-context curve over batches up to twice its half-saturation, as charts.saturation takes it."""
+    kv = float(shape.kv_read_bytes(roofline.live_context_tokens(prompt_tokens, output_tokens)))
+    half = roofline.half_saturation_batch(shape.weight_bytes, kv)
+    largest = max(16, 2 ** math.ceil(math.log2(2 * half)))
+    batches = [2 ** (k / 4) for k in range(int(4 * math.log2(largest)) + 1)]
+    curve = [(b, roofline.saturation_tok_per_s(b, shape.weight_bytes, kv, gpu.bytes_per_s)) for b in batches]
+    return {
+        "curve": [{"batch": b, "tok_per_s": f} for b, f in curve],
+        "half_batch": half,
+        "ceiling_tok_per_s": roofline.ceiling_tok_per_s(kv, gpu.bytes_per_s),
+    }
+
+
+def measured_steps(
+    shape: ModelShape, points: Iterable[Mapping[str, Any]], kinds: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Measured steps for the roofline plot: each engine's lone prefill (TTFT at C = 1) and its decode step at every C.
+
+    A decode step's batch is decode tok/s × TPOT; its context the prompt and half of the output.
+    """
+    steps = []
+    for p in points:
+        if p.get("kind") not in ("concurrency", "calibration") or not p.get("tpot_mean_s"):
+            continue
+        engine, prompt, c = p["engine"], p["prompt_tokens"], p["concurrency"]
+        if c == 1 and p["kind"] == "calibration" and p.get("ttft_mean_s"):
+            steps.append(
+                {
+                    "engine": engine,
+                    "phase": "prefill",
+                    "label": f"{prompt:,}",
+                    "flops": shape.prefill_flops(prompt),
+                    "bytes": shape.decode_weight_bytes,
+                    "seconds": p["ttft_mean_s"],
+                }
+            )
+        if p["kind"] == "concurrency" and p.get("decode_tok_per_s"):
+            naive = kinds.get(engine) == "naive"
+            if naive and c != 1:
+                continue  # its step is the same at every concurrency
+            batch = max(1, round(p["decode_tok_per_s"] * p["tpot_mean_s"]))
+            context = int(roofline.live_context_tokens(prompt, p["output_tokens"]))
+            steps.append(
+                {
+                    "engine": engine,
+                    "phase": "decode",
+                    "label": f"C = {c}",
+                    "flops": shape.decode_flops(batch, context),
+                    "bytes": roofline.decode_bytes(shape, batch, context, roofline.NAIVE_KV_PASSES if naive else 1),
+                    "seconds": p["tpot_mean_s"],
+                }
+            )
+    return steps

@@ -1,0 +1,123 @@
+"""A model spread over several GPUs: what each of them holds, and what they tell each other in a step.
+
+Tensor parallel (tp): every matrix is split over tp ranks, which sum their results twice a layer, after O and after down
+(Megatron-LM, arXiv:1909.08053), and once after the embedding, and gather the logits. Pipeline parallel (pp): the layers
+are split into stages, which hand their activations on; pp batches are in flight, so each of pp groups of requests sees
+one pass through all stages a token, and the groups share one KV pool. Data parallel (dp): replicas with requests and a
+KV pool of their own. A group of requests (dp · pp of them) is simulated by itself, with its share of the load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..common.errors import ServebookError
+from ..hardware.catalog import Gpu
+from ..model.shape import ModelShape
+
+# Seconds of an all-reduce of next to nothing: vLLM's custom kernel over NVLink, replayed in a graph (4.4 to 4.8 µs on 2
+# to 8 H200); NCCL's ring over PCIe (6, 13 and 25 µs on 2, 4 and 8 L40S or RTX Pro 6000). Shares of a link's rate that
+# large ones reach: 0.55 to 0.9, and 0.4 to 0.6. From the measurements that aiconfigurator 0.12 carries (systems/data).
+NVLINK_LATENCY_S, PCIE_BASE_S, PCIE_HOP_S = 4.6e-6, 3.5e-6, 1.5e-6
+NVLINK_SHARE, PCIE_SHARE = 0.65, 0.5
+SEND_S = 10e-6  # from one stage to the next, beside the bytes (aiconfigurator's p2p_latency)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Degrees of parallelism, under vLLM's own names for them."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+
+    @property
+    def gpus(self) -> int:
+        return self.tensor * self.pipeline * self.data
+
+    @property
+    def groups(self) -> int:
+        """Groups of requests that step by themselves."""
+        return self.pipeline * self.data
+
+    def check(self, shape: ModelShape, where: str = "engines") -> None:
+        """Raises ServebookError where vLLM would refuse to split the model so."""
+        tp, pp = self.tensor, self.pipeline
+        if not self._splits(shape, tp):
+            able = ", ".join(str(n) for n in range(1, 17) if self._splits(shape, n))
+            what = f"{shape.heads} query heads, {shape.kv_heads} KV heads and an MLP of {shape.intermediate}"
+            raise ServebookError(
+                f"{shape.name} cannot be split over {tp} GPUs ({what} do not divide)",
+                f"{where}.tensor_parallel_size",
+                f"Possible are {able}",
+            )
+        if pp > shape.layers:
+            raise ServebookError(
+                f"{shape.name} has {shape.layers} layers, fewer than {pp} pipeline stages",
+                f"{where}.pipeline_parallel_size",
+                f"At most {shape.layers}",
+            )
+
+    @staticmethod
+    def _splits(shape: ModelShape, tp: int) -> bool:
+        kv = shape.kv_heads % tp == 0 or tp % shape.kv_heads == 0
+        return shape.heads % tp == 0 and kv and shape.intermediate % tp == 0
+
+    def rank(self, shape: ModelShape) -> ModelShape:
+        """What one rank of each stage holds and computes, over all stages. With fewer KV heads than ranks, one each."""
+        tp = self.tensor
+        if tp == 1:
+            return shape
+        return replace(
+            shape, heads=shape.heads // tp, kv_heads=max(1, shape.kv_heads // tp),
+            intermediate=shape.intermediate // tp, vocab=-(-shape.vocab // tp),
+        )  # fmt: skip
+
+    def stage(self, shape: ModelShape) -> ModelShape:
+        """One rank of the largest stage."""
+        return replace(self.rank(shape), layers=-(-shape.layers // self.pipeline))
+
+    def weight_bytes(self, shape: ModelShape) -> int:
+        """Weight bytes on the fullest GPU; of several stages the first holds the embedding, the last the LM head."""
+        stage = self.stage(shape)
+        if self.pipeline == 1:
+            return stage.weight_bytes
+        layers = stage.linear_weight_bytes + stage.small_parameters * stage.element_bytes
+        return layers + max(stage.embedding_bytes, stage.lm_head_bytes)
+
+    def kv_tokens(self, shape: ModelShape, bytes_per_gpu: float) -> int:
+        """Tokens whose KV one replica holds where each of its GPUs has so many bytes for it."""
+        return max(0, int(bytes_per_gpu // self.stage(shape).kv_bytes_per_token))
+
+    def link_share(self, gpu: Gpu) -> float:
+        return NVLINK_SHARE if gpu.nvlink_gb_per_s else PCIE_SHARE
+
+    def link_latency_s(self, gpu: Gpu) -> float:
+        """Seconds of a small all-reduce between the ranks of a stage."""
+        return NVLINK_LATENCY_S if gpu.nvlink_gb_per_s else PCIE_BASE_S + 2 * (self.tensor - 1) * PCIE_HOP_S
+
+    def all_reduce_s(self, gpu: Gpu, size_bytes: float, share: float | None = None) -> float:
+        """latency + 2 · (n − 1) / n · bytes ÷ link rate: what a rank of a ring sends (nccl-tests' bus bandwidth)."""
+        n = self.tensor
+        if n == 1:
+            return 0.0
+        rate = gpu.link_bytes_per_s * (share or self.link_share(gpu))
+        return self.link_latency_s(gpu) + 2 * (n - 1) / n * size_bytes / rate
+
+    def communication(self, shape: ModelShape, gpu: Gpu, share: float | None = None) -> tuple[float, float, float]:
+        """Seconds that the GPUs of a replica talk to each other: (a step, a token of it, a token that is sampled)."""
+        tp, hops, row = self.tensor, self.pipeline - 1, shape.hidden * shape.element_bytes
+        step = token = sampled = 0.0
+        rate = gpu.link_bytes_per_s * (share or self.link_share(gpu))
+        if tp > 1:
+            calls = 2 * shape.layers + 1
+            step += (calls + 1) * self.link_latency_s(gpu)  # and one gather of the logits
+            token += calls * 2 * (tp - 1) / tp * row / rate
+            sampled += (tp - 1) / tp * shape.vocab * shape.element_bytes / rate
+        if hops:
+            step += hops * SEND_S
+            token += hops * 2 * row / tp / rate  # hidden states and the residual, each rank its part
+        return step, token, sampled
+
+
+ALONE = Layout()

@@ -1,0 +1,135 @@
+"""What a run will take before any hardware is rented: seconds and cost of every point, what to drop for a budget."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..common.errors import ServebookError
+from ..config.params import NaiveEngine, OpenAIEngine, RunParams
+from ..hardware.catalog import Gpu
+from ..model.reader import ModelShape
+from .predict import predict_run
+
+READ_BYTES_PER_S = 1.2e9  # weights from a local disk into memory; a first download is not counted
+POINT_OVERHEAD_S = 1.5  # connections, first scrape, writing
+
+
+def start_seconds(params: RunParams, engine: str, shape: ModelShape, gpu: Gpu) -> float:
+    """Seconds from an engine's start until it answers: an assumption by kind, weights read at 1.2 GB/s."""
+    kind = params.engines[engine]
+    load = shape.weight_bytes / READ_BYTES_PER_S if params.model.weights == "real" else 5.0
+    if isinstance(kind, NaiveEngine):
+        return 12.0 + load
+    if isinstance(kind, OpenAIEngine) and kind.url:
+        return 0.0
+    if gpu.is_cpu:
+        return 45.0 + load
+    return 30.0 + load + (0.0 if kind.enforce_eager else 45.0)  # torch.compile and graph capture
+
+
+def plan(
+    params: RunParams,
+    shape: ModelShape,
+    gpu: Gpu,
+    *,
+    facts: Any = None,
+    calibration: Any = None,
+    budget_minutes: float | None = None,
+    budget_cost: float | None = None,
+) -> dict[str, Any]:
+    """Every point with its predicted seconds (warm-up included) and cost, engine starts, the total, and for a budget
+    the points to drop: those that take the most seconds, each sweep keeping its first point.
+
+    Raises ServebookError for a budget that is no positive number, and for one of money where no price is given.
+    Returns {"rows": [{sweep, engine, point, wall_s, cost, fits, note, dropped}], "total_s", "total_cost", "currency",
+    "price_per_hour", "budget_s", "within_budget"}.
+    """
+    for option, budget in (("--budget-minutes", budget_minutes), ("--budget-cost", budget_cost)):
+        if budget is not None and not 0 < budget < math.inf:
+            raise ServebookError(f"{budget:g} is no budget", option, "Give a positive number")
+    price = params.hardware.price_per_hour
+    if budget_cost is not None and not price:
+        raise ServebookError(
+            "--budget-cost needs a price", "hardware.price_per_hour",
+            "Set it to what an hour of the machine costs, or give --budget-minutes",
+        )  # fmt: skip
+    prediction = predict_run(params, shape, gpu, facts=facts, calibration=calibration, n_samples=2)
+    rows: list[dict[str, Any]] = []
+    for engine in params.engines:
+        rows.append(_row("start", engine, "start", start_seconds(params, engine, shape, gpu), price, True, None))
+        spent: dict[str, float] = {}
+        for p in (p for p in prediction["points"] if p["engine"] == engine):
+            sweep = p["sweep"]
+            minutes = params.sweeps[sweep].minutes_per_engine.get(engine) if sweep in params.sweeps else None
+            wall, note = p["wall_s"] + POINT_OVERHEAD_S if p["wall_s"] else 0.0, p["note"]
+            used = spent.get(sweep, 0.0)
+            if minutes is not None and p["fits"] and used > 0 and used + wall > 60 * minutes:
+                wall, note = 0.0, f"past minutes_per_engine ({minutes:g})"
+                spent[sweep] = 60 * minutes  # a sweep stops at its first point that does not fit
+            spent[sweep] = spent.get(sweep, 0.0) + wall
+            rows.append(_row(sweep, engine, p["point"], wall, price, p["fits"], note))
+    total = sum(r["wall_s"] for r in rows)
+    budgets = [60 * budget_minutes] if budget_minutes is not None else []
+    if budget_cost is not None:
+        budgets.append(3600 * budget_cost / price)
+    most = min(budgets) if budgets else None
+    kept = total if most is None else _drop(rows, most)
+    return {
+        "rows": rows,
+        "total_s": total,
+        "total_cost": total / 3600 * price,
+        "kept_s": kept,
+        "kept_cost": kept / 3600 * price,
+        "currency": params.hardware.currency,
+        "price_per_hour": price,
+        "budget_s": most,
+        "within_budget": most is None or kept <= most,
+        "assumptions": "engine start assumed by kind, weights read at 1.2 GB/s, no download, no queue for hardware",
+    }
+
+
+def _row(
+    sweep: str, engine: str, point: str, wall_s: float, price: float, fits: bool, note: str | None
+) -> dict[str, Any]:
+    return {
+        "sweep": sweep, "engine": engine, "point": point, "wall_s": wall_s, "cost": wall_s / 3600 * price, "fits": fits,
+        "note": note, "dropped": False,
+    }  # fmt: skip
+
+
+def _drop(rows: list[dict[str, Any]], budget_s: float) -> float:
+    """Mark the longest points as dropped until the rest is within the budget; returns the seconds kept."""
+    total = sum(r["wall_s"] for r in rows)
+    first: set[tuple[str, str]] = set()
+    droppable = []
+    for r in rows:
+        key = (r["sweep"], r["engine"])
+        if r["sweep"] not in ("start", "calibration") and key in first and r["wall_s"] > 0:
+            droppable.append(r)
+        first.add(key)
+    for r in sorted(droppable, key=lambda r: -r["wall_s"]):
+        if total <= budget_s:
+            break
+        r["dropped"] = True
+        total -= r["wall_s"]
+    return total
+
+
+def plan_text(plan: dict[str, Any]) -> str:
+    """The plan as a table for the terminal."""
+    money = plan["price_per_hour"] > 0
+    lines = [f"{'sweep':<16}{'engine':<10}{'point':<14}{'seconds':>9}" + (f"{plan['currency']:>9}" if money else "")]
+    for r in plan["rows"]:
+        cost = f"{r['cost']:>9.3f}" if money else ""
+        note = "drop for the budget" if r["dropped"] else "" if r["fits"] and not r["note"] else r["note"] or ""
+        lines.append(f"{r['sweep']:<16}{r['engine']:<10}{r['point']:<14}{r['wall_s']:>9.0f}{cost}  {note}".rstrip())
+    total = f"total {plan['total_s'] / 60:.1f} min"
+    total += f", {plan['currency']} {plan['total_cost']:.2f}" if money else ""
+    lines.append(total)
+    if plan["budget_s"] is not None:
+        verdict = "within" if plan["within_budget"] else "still over"
+        kept, budget = plan["kept_s"] / 60, plan["budget_s"] / 60
+        lines.append(f"without the dropped points {kept:.1f} min: {verdict} the budget of {budget:.1f} min")
+    lines.append(plan["assumptions"])
+    return "\n".join(lines)

@@ -1,0 +1,119 @@
+"""What is believed of a step-time model's constants before anything is measured, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..hardware.catalog import Gpu
+from ..model.reader import ModelShape
+from .parallel import ALONE, Layout
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What is believed of a constant before any measurement: mean, sd, hard bounds, and why."""
+
+    value: float
+    sd: float
+    low: float
+    high: float
+    why: str
+    unit: str = ""
+
+
+# what launching takes varies by so much from minute to minute (relative sd; the naive server's TPOT and vLLM's steps
+# beyond their graphs over the points of the H200 run of 2026-11-29)
+HOST_NOISE = 0.18
+BOTH_TABLES = "chosen with both public tables (A40, A100) in view"
+
+
+def vllm_priors(
+    shape: ModelShape, gpu: Gpu, facts: Mapping[str, object] | None = None, layout: Layout = ALONE
+) -> dict[str, Prior]:
+    """One set for all GPUs; a constant depends on the GPU only through its generation and attention backend."""
+    talk = "of the link's rate, in large all-reduces (see parallel)"
+    links = {"link_share": Prior(layout.link_share(gpu), 0.12, 0.1, 1.0, talk)} if layout.gpus > layout.data else {}
+    if gpu.is_cpu:
+        return _cpu_vllm_priors(shape) | links
+    facts = facts or {}
+    backend = str(facts.get("attention_backend") or gpu.attention_backend).upper()
+    tiled = "FLASH_ATTN" in backend and "3" not in backend and gpu.generation not in ("hopper", "blackwell")
+    tile = f"FlashAttention-2 fills a 64-row tile a decode token, at part of a prompt's efficiency; {BOTH_TABLES}"
+    packed = "FlashAttention-3, FlashInfer and Triton pack a group's query heads in mixed steps too"
+    # 11 kernels a layer; quantizing activations adds the input of O and what no norm or activation can be fused with
+    eight_bit = shape.activation_quantization_bytes > 0
+    kernels = (11 + 2 * eight_bit + 2 * (layout.tensor > 1)) / 11  # tensor parallel: two all-reduces
+    gemm = "large GEMMs under a power cap reach 55–85 % of dense peak"
+    if eight_bit:
+        gemm = "8-bit GEMMs with a scale a token; aiconfigurator's H200 measurements save 15 ms of 40 for 2,048 tokens"
+    layer_s = kernels * {"hopper": 35e-6, "blackwell": 30e-6, "ada": 55e-6}.get(gpu.generation, 65e-6)
+    host = 0.0004 + shape.layers * layer_s
+    eager = "a layer's kernels one by one: the host's speed, not the GPU's; an H200's took 0.5 to 1 ms"
+    piecewise = "the attention is launched as ever, the rest as one graph a layer; an H200's 128-token prompts"
+    cap = "prefills that never rest run at 1,520 MHz, lone ones at 1,800: 7 to 8 % slower on the H200 at C = 16 to 128"
+    prepare = "schedule, inputs, replay of a graph; from an H200 run's gap between a long launch and its first token"
+    event = "detokenizing, JSON and a write a token on the API server's one loop; an H200 run's 13,000 events/s"
+    stream, matmul, hidden, attention = (0.80, 0.05), (0.70, 0.10), (0.30, 0.10), (0.45, 0.10)
+    sequence = 5e-6, 3e-6
+    if gpu.generation in ("hopper", "blackwell"):
+        # warp-specialized kernels, from an H200's first run and its repeat. Decodes: from one to 16 sequences of 8,192
+        # tokens 7.1 GB more KV in 1.6 ms, from one to 64 of 512 at most 4 µs each beyond KV. Prefills: lone prompts of
+        # 2,048 to 16,384 tokens take 42 ms of GEMMs a 2,048 and 52 % of dense peak in attention
+        stream, matmul, hidden, attention = (0.90, 0.03), (0.67, 0.08), (0.15, 0.08), (0.52, 0.05)
+        sequence = 1.5e-6, 1e-6
+    if eight_bit:
+        matmul, hidden = (0.57, 0.10), (0.30, 0.10)
+    return {
+        "bandwidth_share": Prior(*stream, 0.5, 0.95, "streaming kernels reach 75–92 % of the datasheet's bandwidth"),
+        "matmul_share": Prior(*matmul, 0.25, 0.95, gemm),
+        "overlap_loss": Prior(*hidden, 0.0, 1.0, f"the shorter of reads and GEMM not hidden; {BOTH_TABLES}"),
+        "attention_share": Prior(*attention, 0.1, 0.8, "FlashAttention's causal prefill reaches 40–60 % of dense peak"),
+        "mixed_rows": Prior(90, 10, 16, 128, tile) if tiled else Prior(1.2, 0.4, 1, 8, packed),
+        "host_s": Prior(host, 0.3 * host, 0.0, 5 * host, "sampling, and ramps and tails of a layer's kernels", "s"),
+        "layer_launch_s": Prior(0.00072 * kernels, 0.00014, 5e-5, 0.005, eager, "s"),
+        "piecewise_share": Prior(0.37, 0.12, 0.1, 1.0, piecewise),
+        "prepare_s": Prior(0.0026, 0.0006, 2e-4, 0.02, prepare, "s"),
+        "capped_loss": Prior(*((0.075, 0.02) if gpu.generation == "hopper" else (0.0, 0.01)), 0.0, 0.3, cap),
+        "host_per_sequence_s": Prior(*sequence, 0.0, 1e-4, "scheduling and output handling a running request", "s"),
+        "frontend_request_s": Prior(0.004, 0.003, 0.0, 0.1, "HTTP, JSON and the way through the engine's queues", "s"),
+        "frontend_token_s": Prior(1.5e-6, 1.5e-6, 0.0, 3e-5, "parsing, validating and hashing prompt tokens", "s"),
+        "frontend_event_s": Prior(75e-6, 25e-6, 0.0, 1e-3, event, "s"),
+        **links,
+    }
+
+
+def _cpu_vllm_priors(shape: ModelShape) -> dict[str, Prior]:
+    host, shared = 0.002 + 0.0004 * shape.layers, "engine and client share the cores"
+    return {
+        "bandwidth_share": Prior(0.6, 0.2, 0.1, 1.0, f"of a measured copy; {shared}"),
+        "matmul_share": Prior(0.3, 0.12, 0.01, 0.9, f"of cores × clock × vector width; {shared}"),
+        "overlap_loss": Prior(0.8, 0.2, 0.0, 1.0, "a CPU core waits for its loads"),
+        "attention_share": Prior(0.12, 0.06, 0.002, 0.6, "CPU attention kernels"),
+        "mixed_rows": Prior(1.5, 0.5, 1, 16, "no query tiles"),
+        "decode_rows": Prior(6, 4, 0, 64, "one query token fills no vector unit; of a prompt token's time"),
+        "host_s": Prior(host, 0.5 * host, 0.0, 0.2, "eager PyTorch: Python and small operators a layer", "s"),
+        "host_per_sequence_s": Prior(1e-4, 8e-5, 0.0, 5e-3, f"scheduling, detokenizing, streaming; {shared}", "s"),
+        "frontend_request_s": Prior(0.010, 0.006, 0.0, 0.2, "HTTP, JSON and the way through the engine's queues", "s"),
+        "frontend_token_s": Prior(2e-6, 1.5e-6, 0.0, 1e-4, "parsing, validating and hashing prompt tokens", "s"),
+    }
+
+
+def naive_priors(shape: ModelShape, gpu: Gpu) -> dict[str, Prior]:
+    """Transformers' eager loop: launch-bound where the GPU is fast, so a decode step is max(GPU, layers × launches); a
+    CPU does one after the other."""
+    cpu, copy, cores = gpu.is_cpu, "of a measured copy", "of cores × clock × vector width"
+    launch = 0.0010 if cpu else 0.00085
+    row = "one query token in PyTorch's CPU attention kernel, of a prompt token's time; it, not torch.cat, grows TPOT"
+    return {
+        **({"decode_rows": Prior(14, 8, 0, 100, row)} if cpu else {}),
+        "bandwidth_share": Prior(0.6, 0.2, 0.1, 1.0, copy) if cpu else Prior(0.80, 0.05, 0.5, 0.95, "as for vLLM"),
+        "matmul_share": Prior(0.25, 0.12, 0.01, 0.9, cores) if cpu else Prior(0.66, 0.10, 0.2, 0.95, "unfused GEMMs"),
+        "overlap_loss": Prior(0.8 if cpu else 0.3, 0.2 if cpu else 0.1, 0.0, 1.0, "as for vLLM"),
+        "attention_share": Prior(0.08, 0.05, 0.002, 0.6, "on a CPU") if cpu else Prior(0.4, 0.12, 0.05, 0.8, "SDPA"),
+        "layer_launch_s": Prior(launch, 0.3 * launch, 5e-5, 0.01, "about 20 kernels and their Python a layer", "s"),
+        "host_s": Prior(0.0015, 0.001, 0.0, 0.05, "sampling, streaming, the event loop", "s"),
+        "kv_recopy": Prior(3.0, 0.3, 1.0, 5.0, "the growing cache is read, written and read again (post 2)"),
+        "frontend_request_s": Prior(0.004, 0.003, 0.0, 0.1, "HTTP and JSON", "s"),
+        "frontend_token_s": Prior(1e-6, 1e-6, 0.0, 3e-5, "parsing prompt tokens", "s"),
+    }

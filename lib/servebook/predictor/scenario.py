@@ -1,0 +1,222 @@
+"""One point's load on one server: shared out over the server's groups, simulated, and what that shows."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ..config.params import Load
+from ..config.points import NARROW_E2E, NARROW_TTFT, PointSpec
+from . import simulation
+from .priors import HOST_NOISE
+from .server_limits import Server, Times
+from .simulated_clients import Prompt, Traffic, arrivals, seconds_of
+from .simulation import Result
+from .steptime import NaiveTimes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a simulated point shows. Seconds, tokens/s and requests/s; window_s: until the client stops."""
+
+    ttft_s: float
+    tpot_s: float
+    e2e_s: float
+    request_rate_per_s: float
+    output_tok_per_s: float
+    decode_tok_per_s: float
+    running_mean: float
+    ttft_p99_s: float
+    window_s: float
+    requests: float  # that the client would measure
+    measured: int  # that were simulated
+    preemptions: int
+
+    METRICS = ("ttft_s", "tpot_s", "e2e_s", "output_tok_per_s", "decode_tok_per_s", "request_rate_per_s")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A point's load on a server, ready to simulate with any constants."""
+
+    server: Server
+    spec: PointSpec
+    load: Load
+    hit_share: float = 0.0  # share of prompts whose tokens are already in the prefix cache
+    running_gauge: bool = False  # decode rate by vLLM's running gauge, as in the posts; else in flight − waiting gauge
+    cached_prompts: int = 0  # instead of hit_share: the first so many prompts are there, and none after them
+    overlap: int = 0  # of one group of several, whose load is its share already: chunks in the pipeline at once
+
+    @property
+    def groups(self) -> list[tuple[Scenario, int]]:
+        """The groups of requests that step by themselves, largest first: (a group's share of the load, how many such).
+        Routed evenly, as vLLM balances equal requests."""
+        layout, spec, load = self.server.layout, self.spec, self.load
+        n = layout.groups
+        if n == 1 or self.overlap:
+            return [(self, 1)]
+        names = ("min_requests", "max_requests", "warmup_requests")
+        share = load.model_copy(update={k: -(-getattr(load, k) // n) for k in names})
+        if spec.rate_per_s is not None:
+            rate = replace(spec, rate_per_s=spec.rate_per_s / n)
+            return [(replace(self, spec=rate, load=share, overlap=1), n)]
+        c = spec.concurrency or 1
+        overlap = max(1, layout.pipeline // c)  # where fewer clients than stages leave some of them empty
+        sizes = [(c // n + 1, c % n), (c // n, n - c % n)]
+        return [
+            (replace(self, spec=replace(spec, concurrency=size), load=share, overlap=overlap), k)
+            for size, k in sizes if size and k
+        ]  # fmt: skip
+
+    def prompts(self, seed: int) -> Sequence[Prompt]:
+        p, o = self.spec.prompt_tokens, self.spec.output_tokens
+        if not self.server.config.prefix_caching or not (self.hit_share or self.cached_prompts):
+            return [Prompt(p, o)]
+        if self.cached_prompts:
+            return [Prompt(p, o, p)] * self.cached_prompts + [Prompt(p, o)] * 4096
+        rng = random.Random(f"hits-{seed}")
+        return [Prompt(p, o, p if rng.random() < self.hit_share else 0) for _ in range(4096)]
+
+    def clients(self, seed: int, requests: int | None = None) -> Traffic:
+        """The load as the client sends it; `requests`: how many to measure, else as many as the point may at most."""
+        spec, load = self.spec, self.load
+        c = spec.concurrency or 1
+        _, most = load.least_and_most(spec.concurrency)
+        if spec.rate_per_s is not None:
+            count, warmup = requests or most, load.warmup_requests
+            enough = warmup + 2 * count + 200  # arrivals go on until the last measured request has ended
+            times = arrivals(spec.arrivals, spec.rate_per_s, enough, seed, spec.gamma_shape)
+            return Traffic(self.prompts(seed), arrivals_s=times, warmup=warmup, requests=count, seed=seed)
+        if spec.fixed_requests is not None:
+            warmup, count = max(c, min(3, load.warmup_requests)), spec.fixed_requests
+        else:
+            warmup, count = max(c, load.warmup_requests), most
+        return Traffic(
+            self.prompts(seed), concurrency=c, jitter_s=load.jitter_s, warmup=warmup, requests=requests or count,
+            seed=seed,
+        )  # fmt: skip
+
+    def simulate(self, times: Times, seed: int = 1, requests: int | None = None, *, log: bool = False) -> Result:
+        """The clients against the server, of several groups the largest. requests: to measure, of the whole load."""
+        group = self.groups[0][0]
+        if group is not self:
+            return group.simulate(times, seed, requests and max(round(requests / self._equal(group)), 1), log=log)
+        load = self.clients(seed, requests)
+        if isinstance(times, NaiveTimes):
+            return simulation.simulate_naive(times, load)
+        if self.overlap and self.overlap != times.overlap:
+            times = copy.copy(times)
+            times.overlap = self.overlap
+        return simulation.simulate(self.server.config, times, load, log=log)
+
+    def _equal(self, group: Scenario) -> float:
+        """How many groups of this size would hold the whole load."""
+        whole = self.spec.concurrency
+        return whole / (group.spec.concurrency or 1) if whole else self.server.layout.groups
+
+    def outcome(self, times: Times, seed: int = 1, requests: int | None = None) -> Outcome:
+        parts = []
+        for group, count in self.groups:
+            asked = requests and max(round(requests / self._equal(group)), 1)
+            parts.append((group._one(group.simulate(times, seed, asked), times), float(count)))
+        return _together(parts)
+
+    def summarize(self, result: Result, times: Times | None = None) -> Outcome:
+        """What a simulated result shows, of the largest group as if all were like it."""
+        group = self.groups[0][0]
+        return _together([(group._one(result, times), self._equal(group))])
+
+    def _one(self, result: Result, times: Times | None) -> Outcome:
+        ttft, tpot = result.mean("ttft_s"), result.mean("tpot_s")
+        rate = len(result.requests) / result.seconds if result.seconds > 0 else math.nan
+        tokens = result.output_tokens / result.seconds if result.seconds > 0 else math.nan
+        tpot = 0.0 if math.isnan(tpot) else tpot
+        in_flight = rate * result.mean("e2e_s")
+        running = result.running_mean if self.running_gauge else in_flight - result.waiting_mean
+        running = 1.0 if self.server.naive else running
+        firsts = sorted(r.first_s - r.sent_s for r in result.requests)
+        return Outcome(
+            ttft, tpot, result.mean("e2e_s"), rate, tokens, running / tpot if tpot else 0.0,
+            running, firsts[min(len(firsts) - 1, int(0.99 * len(firsts)))] if firsts else math.nan,
+            *self._window(result, times), len(result.requests), result.preemptions,
+        )  # fmt: skip
+
+    def _window(self, result: Result, times: Times | None) -> tuple[float, float]:
+        """(seconds until the client stops, requests measured until then): enough requests and seconds and narrow
+        intervals of mean TTFT and latency, or the most of either. Intervals as wide as those of the simulated requests,
+        and the host's noise where launches decide."""
+        spec, load, n = self.spec, self.load, len(result.requests)
+        if spec.fixed_requests is not None or not n or result.seconds <= 0:
+            return min(result.wall_s, load.max_seconds), n
+        c = spec.concurrency or 1
+        first, token = (False, False)
+        if times is not None:
+            first, token = times.launch_bound(spec.prompt_tokens, self.server.config.max_num_batched_tokens)
+        needed = 0.0
+        for of, narrow, bound in (("ttft_s", NARROW_TTFT, first), ("e2e_s", NARROW_E2E, token)):
+            values = [seconds_of(r, of) or 0.0 for r in result.requests]
+            mean = sum(values) / n
+            variance = sum((v - mean) ** 2 for v in values) / max(n - 1, 1) + (HOST_NOISE * bound * mean) ** 2
+            needed = max(needed, variance * (1.96 / (narrow * mean)) ** 2)
+        rate = n / result.seconds
+        least, most = load.least_and_most(spec.concurrency)
+        enough = min(max(needed, least, load.min_seconds * rate), most)
+        drain = result.mean("e2e_s") if spec.rate_per_s is not None else 0.0
+        count = min(whole_rounds(math.ceil(enough), c), max(rate * (load.max_seconds - drain - result.window[0]), 0.0))
+        return min(result.window[0] + count / rate + drain, load.max_seconds), count
+
+
+def _together(parts: Sequence[tuple[Outcome, float]]) -> Outcome:
+    """What groups that step by themselves show together: [(outcome, how many such)]."""
+    first = parts[0][0]
+    if len(parts) == 1 and parts[0][1] == 1:
+        return first
+    summed = {
+        f: sum(getattr(o, f) * k for o, k in parts)
+        for f in ("request_rate_per_s", "output_tok_per_s", "decode_tok_per_s", "running_mean", "requests")
+    }
+    rate = summed["request_rate_per_s"]
+    mean = {
+        f: sum(getattr(o, f) * o.request_rate_per_s * k for o, k in parts) / rate
+        for f in ("ttft_s", "tpot_s", "e2e_s", "ttft_p99_s")
+    }
+    counts = {f: round(sum(getattr(o, f) * k for o, k in parts)) for f in ("measured", "preemptions")}
+    return replace(first, **summed, **mean, **counts)
+
+
+def whole_rounds(least: int, concurrency: int | None) -> int:
+    """At least so many requests, in whole rounds of all clients: clients in lockstep end together, and a window that
+    ends inside a round counts its time but not its requests."""
+    c = concurrency or 1
+    return -(-least // c) * c
+
+
+def average(outcomes: Sequence[Outcome]) -> Outcome:
+    """The mean of several seeds' outcomes."""
+    return _merged(outcomes, lambda values: sum(values) / len(values))
+
+
+def typical(outcomes: Sequence[Outcome]) -> Outcome:
+    """The middle of outcomes that scatter by factors: geometric means, where all are positive."""
+    return _merged(outcomes, lambda v: statistics.geometric_mean(v) if min(v) > 0 else sum(v) / len(v))
+
+
+def _merged(outcomes: Sequence[Outcome], middle: Callable[[list[float]], float]) -> Outcome:
+    found = {f: middle([float(getattr(o, f)) for o in outcomes]) for f in Outcome.__dataclass_fields__}
+    return replace(outcomes[0], **found | {f: round(found[f]) for f in ("measured", "preemptions")})  # type: ignore[arg-type]
+
+
+def capacity_per_s(
+    server: Server, times: Times, prompt_tokens: int, output_tokens: int, *, seed: int = 1, most: int = 256
+) -> float:
+    """The request rate at saturation: a closed loop with as many clients as have a seat and KV (`most` a group)."""
+    load = Load(jitter_s=0.0, warmup_requests=0)
+    config, groups = server.config, server.layout.groups
+    held = max(1, config.kv_blocks * config.block_size // (prompt_tokens + output_tokens))
+    c = 1 if server.naive else max(1, min(config.max_num_seqs, held, most)) * groups
+    spec = PointSpec("", server.name, "", "concurrency", prompt_tokens, output_tokens, concurrency=c)
+    return Scenario(server, spec, load).outcome(times, seed, requests=max(100, 3 * c)).request_rate_per_s

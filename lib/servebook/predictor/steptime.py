@@ -1,0 +1,290 @@
+"""How long a forward pass takes: few constants, each a fraction of a datasheet figure or a time, bounded by physics.
+
+    t = h + max(W/BW, F/R) + ω·min(W/BW, F/R) + prefill_attention/R_a + decode_attention
+
+W: weight bytes streamed, F: linear FLOPs and LM head of the step, BW = bandwidth share × datasheet, R = matmul share
+× datasheet, R_a = attention share × datasheet. decode_attention is K/BW (K: KV bytes read) in a pure decode step; in a
+step that also prefills it is max(K/BW, rows · its FLOPs / R_a): FlashAttention-2 splits the KV and packs the query
+heads of a group only when the longest query is one token, so each decode token fills a query tile of `rows` rows.
+
+That is the GPU's time. A step starts no sooner than the host has prepared it (prepare_s: scheduling, inputs, replaying
+a graph) and is over no sooner than the host has launched it: layers × layer_launch_s kernel by kernel, piecewise_share
+of it where CUDA graphs replay all but the attention (a step that prefills, of no more tokens than the largest captured
+size), and nothing more where one graph replays the whole step (pure decode). All of it hides behind the step before, if
+there is one; a step that the host held back is fetched only after the next one has been prepared. Prefills that never
+rest run into the board's power cap (capped_loss). Found on the H200 run of 2026-11-29 (outputs/reference): its 128- and
+1,024-token prompts, the gaps between events around every mixed step, and its NVML series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..hardware.catalog import Gpu
+from ..model.reader import ModelShape
+from .parallel import ALONE, Layout
+from .power import draw, throttled
+from .scheduler import Step
+
+# of what the front end takes a prompt token, the part that falls after the engine's first token: on the H200 run of
+# 2026-11-29 the first event of a 16,384-token prompt came 13 ms late, its second token right behind it
+FIRST_EVENT_SHARE = 0.6
+# of what the front end takes a request whatever its length, the part that it can do for one at a time only; the rest is
+# hops between tasks and processes. On the H200's first run and its repeat 17 of 20 requests sent within 1 ms of the
+# first of a burst got into that one's step
+FRONTEND_BUSY_SHARE = 0.1
+# by how much launching takes longer where the engine was idle before: 22 to 25 ms for a lone prompt of 640 or 1,024
+# tokens, 16 to 22 ms beside decodes, on the same two runs
+IDLE_LAUNCH = 1.2
+
+
+class _Model:
+    """Figures that every step shares. shape: what one GPU holds and computes."""
+
+    def __init__(self, shape: ModelShape, gpu: Gpu, constants: Mapping[str, float]) -> None:
+        c = constants
+        self.shape, self.constants = shape, dict(constants)
+        bandwidth = gpu.bytes_per_s * c["bandwidth_share"]
+        peak = gpu.flops_per_s(shape.compute_dtype)
+        self.weights_s = shape.decode_weight_bytes / bandwidth
+        self.token_s = shape.linear_flops_per_token / (peak * c["matmul_share"])
+        self.token_s += shape.activation_quantization_bytes / bandwidth
+        self.sample_s = shape.lm_head_flops / (gpu.flops_per_s(shape.dtype) * c["matmul_share"])
+        attention = gpu.flops_per_s(shape.dtype) * c["attention_share"]
+        self.kv_token_s = shape.kv_bytes_per_token / bandwidth
+        self.attention_flop_s = 1 / attention
+        self.pair_s = shape.attention_flops_per_context_token / attention
+        # a decode's attention, a token of context: reading its KV, or on a CPU multiplying it
+        self.decode_token_s = max(self.kv_token_s, c.get("decode_rows", 0.0) * self.pair_s)
+        self.loss, self.host_s = c["overlap_loss"], c["host_s"]
+        self.frontend_request_s, self.frontend_token_s = c["frontend_request_s"], c["frontend_token_s"]
+
+    def first_event(self, prompt_tokens: int) -> float:
+        return 0.0
+
+    def frontend(self, prompt_tokens: int) -> float:
+        return self.frontend_request_s + self.frontend_token_s * prompt_tokens
+
+    def linear(self, compute_s: float) -> float:
+        """Weight reads and GEMMs together."""
+        weights = self.weights_s
+        if compute_s > weights:
+            return compute_s + self.loss * weights
+        return weights + self.loss * compute_s
+
+    def prefill_attention(self, before: int, new: int) -> float:
+        if self.shape.sliding_window is None:
+            return self.pair_s * new * (before + (new + 1) / 2)
+        return self.shape.attention_flops(before, new) * self.attention_flop_s
+
+
+class VllmTimes(_Model):
+    """Step times of vLLM for given constants (see priors). Implements simulation.StepTimes.
+
+    shape: the whole model's. layout: how it is spread over GPUs; a step passes all stages of a pipeline.
+    captured_tokens: the largest step that CUDA graphs were captured for, 0 without graphs (eager mode).
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        gpu: Gpu,
+        constants: Mapping[str, float],
+        layout: Layout = ALONE,
+        captured_tokens: int = 512,
+    ) -> None:
+        super().__init__(layout.rank(shape), gpu, constants)
+        self.captured_tokens = captured_tokens
+        talk = layout.communication(shape, gpu, constants.get("link_share"))
+        self.link_s, self.link_token_s, self.link_sample_s = talk
+        self.overlap = layout.pipeline  # chunks of one prompt that are in the pipeline at once, if nothing else is
+        self.launch_s = shape.layers * constants.get("layer_launch_s", 0.0)  # a CPU launches nothing ahead
+        self.piecewise_s = self.launch_s * constants.get("piecewise_share", 1.0)
+        self.prepare_s = constants.get("prepare_s", 0.0)  # on a CPU it is part of host_s: no step runs meanwhile
+        self.sequence_s = constants["host_per_sequence_s"]
+        self.capped_loss = constants.get("capped_loss", 0.0)
+        self.event_s = constants.get("frontend_event_s", 0.0)
+        self.mixed_token_s = max(self.decode_token_s, constants["mixed_rows"] * self.pair_s)
+        self._decode: dict[int, tuple[float, float]] = {}
+
+    def frontend(self, prompt_tokens: int) -> float:
+        """Seconds before the request reaches the engine."""
+        return super().frontend(prompt_tokens) - self.first_event(prompt_tokens)
+
+    def frontend_busy(self, prompt_tokens: int) -> float:
+        """Seconds of it in which the API server does nothing else."""
+        return self.frontend(prompt_tokens) - (1 - FRONTEND_BUSY_SHARE) * self.frontend_request_s
+
+    def first_event(self, prompt_tokens: int) -> float:
+        """Seconds that the first token's event is late by; TTFT has them, and TPOT is shorter by them."""
+        return FIRST_EVENT_SHARE * self.frontend_token_s * prompt_tokens
+
+    def decode(self, decodes: int, kv_tokens: float) -> tuple[float, float]:
+        """(a, b) seconds: a pure decode step of `decodes` sequences takes a + b · kv_tokens."""
+        found = self._decode.get(decodes)
+        if found is None:
+            compute = decodes * (self.token_s + self.sample_s)
+            fixed = self.host_s + decodes * self.sequence_s + self.linear(compute) + self.links(decodes, decodes)
+            found = self._decode[decodes] = fixed, self.decode_token_s
+        shape = self.shape
+        if shape.sliding_window is not None and kv_tokens > decodes * shape.sliding_window:
+            full = 1 - shape.sliding_layers / shape.layers
+            windowed = (1 - full) * decodes * shape.sliding_window * self.decode_token_s
+            found = found[0] + windowed, full * self.decode_token_s
+        floor = self._decode_floor(decodes)
+        return (floor, 0.0) if floor > found[0] + found[1] * kv_tokens else found
+
+    def _decode_floor(self, decodes: int) -> float:
+        """Seconds that the host takes for a pure decode step: one graph to replay, or every kernel to launch."""
+        return self.prepare_s + (self.launch_s if decodes > self.captured_tokens else 0.0)
+
+    def links(self, tokens: int, samples: int) -> float:
+        """Seconds that the GPUs of a replica talk to each other in a step."""
+        return self.link_s + tokens * self.link_token_s + samples * self.link_sample_s
+
+    def launch(self, tokens: int, idle: bool = False) -> float:
+        """Seconds that the host takes to launch a step of so many tokens that prefills; the step ends no sooner. idle:
+        nothing ran before it."""
+        seconds = self.piecewise_s if tokens <= self.captured_tokens else self.launch_s
+        return seconds * (IDLE_LAUNCH if idle else 1.0)
+
+    def decode_draw(self, decodes: int, kv_tokens: float, seconds: float) -> float:
+        """Board power of a pure decode step, as a share of its cap."""
+        read = self.weights_s + self._attended(decodes, kv_tokens) * self.kv_token_s
+        compute = decodes * (self.token_s + self.sample_s)
+        return draw(read, compute, 0.0, seconds)
+
+    def slowdown(self, drawn: float) -> float:
+        """By how much a step that prefills is slower where `drawn` of the power cap was drawn of late."""
+        return 1 + self.capped_loss * throttled(drawn)
+
+    def mixed(self, step: Step) -> tuple[float, float]:
+        """(seconds, board power as a share of its cap) of a step that prefills and may decode, on a rested GPU."""
+        tokens, samples, attention = step.decodes, step.decodes, 0.0
+        for _, new, before, last in step.chunks:
+            tokens += new
+            samples += last
+            attention += self.prefill_attention(before, new)
+        compute = tokens * self.token_s + samples * self.sample_s
+        host = self.host_s + (step.decodes + len(step.chunks)) * self.sequence_s
+        attended = self._attended(step.decodes, step.kv_tokens)
+        seconds = host + self.linear(compute) + attention + attended * self.mixed_token_s + self.links(tokens, samples)
+        if not samples:
+            seconds /= self.overlap  # the next chunk enters the pipeline when this one has left the first stage
+        read = self.weights_s + attended * self.kv_token_s
+        return seconds, draw(read, compute, attention, seconds)
+
+    def _attended(self, decodes: int, kv_tokens: float) -> float:
+        if not decodes or self.shape.sliding_window is None:
+            return kv_tokens
+        return decodes * self.shape.attended(kv_tokens / decodes)
+
+    def parts(self, decodes: int, kv_tokens: float, chunks: list[tuple[int, int, bool]]) -> dict[str, float]:
+        """A step's seconds by cause; they sum to its time. chunks: (new tokens, before, samples a token).
+
+        weights: reading them; compute: GEMMs of the decodes beyond what the weight reads hide; prefill: what the
+        chunks add (GEMMs and attention); kv_reads: the decodes' own; mixed_attention: what their attention costs
+        beyond that because the step prefills; host; launch: what a step beyond its graphs waits for the host.
+        With chunks the host's launch is left out: how much of it the step before hides is the simulation's to say.
+        """
+        attended = self._attended(decodes, kv_tokens)
+        host = self.host_s + (decodes + len(chunks)) * self.sequence_s
+        own = decodes * (self.token_s + self.sample_s)
+        alone = self.linear(own) if decodes else self.weights_s
+        new = sum(c[0] for c in chunks)
+        compute = own + new * self.token_s + sum(c[2] for c in chunks) * self.sample_s
+        attention = sum(self.prefill_attention(c[1], c[0]) for c in chunks)
+        token_s = self.mixed_token_s if chunks else self.decode_token_s
+        parts = {
+            "weights": self.weights_s,
+            "compute": alone - self.weights_s,
+            "kv_reads": attended * self.decode_token_s,
+            "mixed_attention": attended * (token_s - self.decode_token_s),
+            "prefill": self.linear(compute) - alone + attention,
+            "host": host,
+        }
+        if self.link_s:
+            parts["links"] = self.links(decodes + new, decodes + sum(c[2] for c in chunks))
+        if not chunks:
+            parts["launch"] = max(0.0, self._decode_floor(decodes) - sum(parts.values()))
+        return parts
+
+    def first_token(self, prompt_tokens: int, budget: int) -> float:
+        """Seconds from the first scheduled step to the first token, alone on the server."""
+        return self._first_token(prompt_tokens, budget)[0]
+
+    def _first_token(self, prompt_tokens: int, budget: int) -> tuple[float, bool]:
+        """(seconds, whether the host's launches decide them, not the GPU). The first decode step is launched before
+        the first token is fetched; the host launches ahead of the GPU where that is slower."""
+        gpu, host, before = 0.0, 0.0, 0
+        while before < prompt_tokens:
+            new = min(budget, prompt_tokens - before)
+            last = before + new == prompt_tokens
+            compute = new * self.token_s + last * self.sample_s
+            host += self.prepare_s
+            gpu = max(gpu, host)
+            chunk = self.host_s + self.sequence_s + self.linear(compute) + self.prefill_attention(before, new)
+            gpu += (chunk + self.links(new, last)) / (1 if last else self.overlap)
+            host += self.launch(new, idle=not before)
+            gpu = max(gpu, host)
+            before += new
+        host += self.prepare_s
+        return max(gpu, host), host >= gpu
+
+    def launch_bound(self, prompt_tokens: int, budget: int) -> tuple[bool, bool]:
+        """Whether (the first token, the others) of a lone request wait for the host's launches, not for the GPU."""
+        a, b = self.decode(1, prompt_tokens)
+        floor = self._decode_floor(1)
+        return self._first_token(prompt_tokens, budget)[1], floor > 0 and a + b * prompt_tokens < 1.001 * floor
+
+    def per_token(self, prompt_tokens: int, output_tokens: int) -> float:
+        """Mean seconds an output token after the first, alone on the server, as a client counts them."""
+        context = prompt_tokens + output_tokens / 2
+        a, b = self.decode(1, context)
+        steps = (a + b * context) * max(output_tokens - 1, 1)
+        return max(steps - self.first_event(prompt_tokens), 0.1 * steps) / max(output_tokens - 1, 1)
+
+
+class NaiveTimes(_Model):
+    """The naive server for given constants (see priors): batch 1, eager, the KV cache recopied every token."""
+
+    def __init__(self, shape: ModelShape, gpu: Gpu, constants: Mapping[str, float]) -> None:
+        super().__init__(shape, gpu, constants)
+        self.launch_s = constants["layer_launch_s"] * shape.layers
+        self.recopy = constants["kv_recopy"]
+        self.serial = gpu.is_cpu
+
+    def _with_launches(self, work_s: float) -> float:
+        return self.launch_s + work_s if self.serial else max(self.launch_s, work_s)
+
+    def prefill(self, prompt_tokens: int) -> float:
+        compute = prompt_tokens * self.token_s + self.sample_s
+        return self.host_s + self._with_launches(self.linear(compute) + self.prefill_attention(0, prompt_tokens))
+
+    def per_token(self, prompt_tokens: int, output_tokens: int) -> float:
+        """Mean seconds an output token after the first: host, launches, and weights with attention and recopied KV."""
+        return sum(self.parts(prompt_tokens, output_tokens).values())
+
+    def launch_bound(self, prompt_tokens: int, budget: int = 0) -> tuple[bool, bool]:
+        """See VllmTimes."""
+        if self.serial:
+            return False, False
+        bound = self.host_s + self.launch_s
+        return self.prefill(prompt_tokens) <= 1.001 * bound, self.per_token(prompt_tokens, 2) <= 1.001 * bound
+
+    def decode_total(self, prompt_tokens: int, output_tokens: int) -> float:
+        return (output_tokens - 1) * self.per_token(prompt_tokens, output_tokens)
+
+    def parts(self, prompt_tokens: int, output_tokens: int) -> dict[str, float]:
+        """A decode token's seconds by cause."""
+        context = self.shape.attended(prompt_tokens + output_tokens / 2)
+        linear = self.linear(self.token_s + self.sample_s)
+        kv, copies = context * self.decode_token_s, (self.recopy - 1) * context * self.kv_token_s
+        work = linear + kv + copies
+        return {
+            "weights": self.weights_s,
+            "compute": linear - self.weights_s,
+            "kv_reads": kv,
+            "kv_recopy": copies,
+            "host": self.host_s + self._with_launches(work) - work,
+        }

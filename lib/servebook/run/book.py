@@ -1,0 +1,243 @@
+"""A run as the notebooks, the pipeline and the command see it: one object that binds the stages to the run's folder.
+
+What is read is in `stored`, which points are done in `ledger`, the measuring in `measuring`, times in `sessions`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..common import files
+from ..common.errors import ServebookError
+from ..common.files import ROOT
+from ..config import params, points
+from ..config.points import PointSpec
+from ..predictor import predict, roofline
+from ..run_folder import frozen_predictions, provenance
+from ..run_folder.sessions import STARTING
+from ..run_folder.stored_run import StoredRun
+from . import measuring
+
+if TYPE_CHECKING:
+    from .preflight import Check
+
+STORED = "SERVEBOOK_STORED"  # a stored run's folder: whatever is opened is that run, told again (see retell)
+
+
+def find_params(path: str | Path) -> Path:
+    """A parameter file as typed: from the working folder, else from the checkout, so notebooks run from anywhere."""
+    path = Path(path).expanduser()
+    return path if path.exists() or path.is_absolute() or not (ROOT / path).exists() else ROOT / path
+
+
+def outputs_folder() -> Path:
+    """Where runs are kept: outputs/ of the checkout, or the folder in SERVEBOOK_OUTPUTS."""
+    return Path(os.environ.get("SERVEBOOK_OUTPUTS") or ROOT / "outputs")
+
+
+class Book(StoredRun):
+    """A run that can be worked on: opened from its parameters, predicted, served, measured.
+
+    listener: takes the lines of progress instead of the cell's output (see lab.live).
+    """
+
+    listener: Callable[[str, bool], None] | None = None
+
+    PREFLIGHT = "preflight.json"  # in the run's folder: the checks of the machine that measured
+
+    @classmethod
+    def open(cls, params_path: str | Path, *, create: bool = False) -> Book:
+        """The run of a parameter file. With create, its folder is made and the resolved parameters written into it."""
+        if stored := os.environ.get(STORED):
+            from .replay import ToldAgain
+
+            return ToldAgain.at(Path(stored))
+        path_as_typed, path = params_path, find_params(params_path)
+        run_params = params.load(path)
+        book = cls(run_params, outputs_folder() / run_params.run, path.resolve().parent)
+        book._check_context(str(path_as_typed))
+        book._refuse_secrets(str(path_as_typed))
+        if create:
+            book._create(params.dump(run_params))
+        return book
+
+    @classmethod
+    def at(cls, run_dir: Path) -> Book:
+        """A stored run by its folder (relative model paths are not needed again once it ran)."""
+        resolved = run_dir / "params.yaml"
+        if not resolved.exists():
+            raise ServebookError(
+                "no run is stored here", str(run_dir), "Give a folder under outputs/ that holds params.yaml"
+            )
+        return cls(params.load(resolved), run_dir, run_dir)
+
+    def _check_context(self, where: str) -> None:
+        """Refuse prompts that no engine of the run can take, before any work."""
+        asked = {f"calibration[{i}]": (p.prompt_tokens, p.output_tokens) for i, p in enumerate(self.params.calibration)}
+        for name, s in self.params.sweeps.items():
+            asked[f"sweeps.{name}"] = max(s.workloads(), key=sum)
+        limits = {f"{self.shape.name}'s context": self.shape.max_context_tokens}
+        limits |= {
+            f"engines.{n}.max_model_len": m
+            for n, e in self.params.engines.items()
+            if (m := getattr(e, "max_model_len", None))
+        }
+        for key, (prompt, output) in asked.items():
+            for limit, tokens in limits.items():
+                if prompt + output > tokens:
+                    raise ServebookError(
+                        f"{key} asks for {prompt:,} prompt and {output:,} output tokens, "
+                        f"more than {limit} of {tokens:,}",
+                        where,
+                        "Shorten the prompt or the output, or raise the limit",
+                    )
+
+    def _refuse_secrets(self, where: str) -> None:
+        """Refuse keys in the parameters: they are stored with the run and published with the report."""
+        from ..engines import secrets
+
+        for name, engine in self.params.engines.items():
+            if found := secrets.in_params(engine):
+                raise ServebookError(f"engines.{name}.{found[0]}", where, found[1])
+
+    def _create(self, resolved: str) -> None:
+        try:
+            self.dir.mkdir(parents=True, exist_ok=True)
+            stored = self.dir / "params.yaml"
+            if not stored.exists() or stored.read_text() != resolved:
+                files.write_text(stored, resolved)
+                self.ledger.sort()
+        except OSError as error:
+            raise ServebookError(
+                f"cannot write the run's folder ({error.strerror})",
+                str(self.dir),
+                "Free space or permissions there, or set SERVEBOOK_OUTPUTS to another folder",
+            ) from error
+
+    # --- before anything --------------------------------------------------------------------------------------------
+
+    def preflight(self) -> list[Check]:
+        """Whether this machine is fit to run it; kept with the run."""
+        from . import preflight
+
+        checks = preflight.run(self.params, self.base, self.dir)
+        files.write_json(self.dir / self.PREFLIGHT, [asdict(c) for c in checks])
+        return checks
+
+    # --- predictions --------------------------------------------------------------------------------------------
+
+    def predict(self, engine: str | None = None) -> dict[str, Any]:
+        """Predict and freeze: before anything is measured (no engine), or for one engine after its C = 1 points.
+
+        Returns what stands in ink: points that are measured keep what was frozen before they were.
+        """
+        stage, of = "datasheet" if engine is None else f"calibrated:{engine}", None if engine is None else [engine]
+        learned, facts = [], {}
+        if engine is not None:
+            learned = [p for p in self.stored_points() if p["engine"] == engine and p["sweep"] == points.CALIBRATION]
+            facts = {engine: self.facts(engine)}
+        asked: dict[str, Any] = {
+            "facts": facts, "engines": of, "capacity_per_s": frozen_predictions.capacity_in_ink(self.dir, stage)
+        }  # fmt: skip
+        try:
+            prediction = predict.predict_run(self.params, self.shape, self.gpu, calibration=learned, **asked)
+        except ServebookError as error:
+            if not learned:
+                raise
+            # a host that was busy with something else costs what its C = 1 points would have taught, not the run
+            prediction = predict.predict_run(self.params, self.shape, self.gpu, **asked)
+            note = f"Its C = 1 points could not be used, so the datasheet's constants stand: {error}"
+            prediction["constants"][engine]["notes"].insert(0, note)
+            self.tell(f"{engine}: {note}", True)
+        # a point whose parameters or server changed is measured again, and predicted anew before
+        kept = {
+            (s.sweep, s.engine, s.point)
+            for s in self.all_specs()
+            if (of is None or s.engine in of) and self.ledger.kept(s)
+        }
+        return frozen_predictions.freeze(self.dir, stage, prediction, kept)
+
+    # --- engines ------------------------------------------------------------------------------------------------
+
+    def engine_names(self, only: str | None = None, sweep: str | None = None) -> list[str]:
+        """The engines a notebook works on: the one asked for, else all that take part in the sweep."""
+        if only and only not in self.params.engines:
+            raise ServebookError(f"no engine {only!r}", "ENGINE", f"This run has {', '.join(self.params.engines)}")
+        asked = [only] if only else list(self.params.engines)
+        return [n for n in asked if sweep is None or self.takes_part(n, sweep)]
+
+    @contextlib.contextmanager
+    def engine(self, name: str) -> Iterator[Any]:
+        """A running engine: the one this run already has, else a new one that ends with the block."""
+        with self.start(name) as running:
+            yield running
+
+    def start(self, name: str) -> Any:
+        """A running engine as `engine` gives it, for the caller to stop."""
+        from .. import engines
+
+        if running := engines.join(self.dir, name):
+            return running
+        with self.sessions.spending(STARTING, engine=name):
+            return engines.start(self.params, name, self.dir, base=self.base)
+
+    def restart(self, name: str) -> Any:
+        """A new engine in place of one that failed, whoever of this run started that; for the caller to stop."""
+        from .. import engines
+
+        with self.sessions.spending(STARTING, engine=name):
+            return engines.restart(self.params, name, self.dir, self.base)
+
+    def may_restart(self, name: str) -> bool:
+        """Whether an engine that failed may be started again in the same session."""
+        return self.params.engines[name].restart_after_failure
+
+    def engine_failed(self, name: str, why: str) -> None:
+        """Record that an engine did not start, for the report."""
+        files.write_json(self.dir / "engines" / f"{name}.failed.json", {"why": why, "time_utc": provenance.now_utc()})
+
+    # --- measuring ----------------------------------------------------------------------------------------------
+
+    def measure(self, sweep: str, engine: str, *, progress: bool = True) -> None:
+        """Measure what is missing of one sweep on one engine; starts the engine only if something is."""
+        if self.frozen("datasheet") is None:  # a sweep run by hand before 01: ink comes first all the same
+            self.predict()
+        measuring.measure(self, sweep, engine, progress=progress)
+
+    def vocab(self) -> range:
+        """Token ids that prompts are drawn from: the upper part, clear of the special ids at the bottom."""
+        return range(min(1000, self.shape.vocab // 4), self.shape.vocab - self.shape.vocab // 64)
+
+    def batching(self, engine: str) -> bool:
+        """Whether an engine decodes requests together."""
+        return self.params.engines[engine].batches
+
+    def floors(self, spec: PointSpec) -> dict[str, float]:
+        """Times that no server on this hardware can beat: the point is suspect where a figure is below."""
+        rates = (self.gpu.flops_per_s(self.shape.compute_dtype), self.gpu.bytes_per_s)
+        return {
+            "ttft_floor_s": roofline.ttft_bound_s(self.shape, *rates, prompt_tokens=spec.prompt_tokens),
+            "tpot_floor_s": roofline.tpot_bound_s(self.shape, *rates, batch=1, context_tokens=spec.prompt_tokens),
+        }
+
+    def tell(self, text: str, aloud: bool) -> None:
+        """Say what is being done: to whoever watches the run, and in the notebook if aloud."""
+        self.sessions.set_status(text)
+        if aloud:
+            self.sessions.tell(text)
+        if self.listener:
+            self.listener(text, aloud)
+        elif aloud:
+            print(text, flush=True)
+
+    def begin_session(self, command: list[str] | None) -> None:
+        """Open a session of the pipeline and forget the engine failures of the last one."""
+        for stale in (self.dir / "engines").glob("*.failed.json"):
+            stale.unlink()
+        self.ledger.sort()
+        self.sessions.begin(command)

@@ -1,0 +1,125 @@
+"""Measures what is missing of one sweep on one engine, and goes on where the engine fails.
+
+The engine's failing costs the point it was at: the point is marked with the reason, and the engine started again for
+the next one. Where two points in a row are lost, the rest of the sweep is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from ..common.errors import ServebookError
+from ..config.points import PointSpec
+from ..run_folder import results
+from ..run_folder.sessions import LOST, MEASURING
+from . import live
+
+if TYPE_CHECKING:
+    from .book import Book
+
+NO_RESTART = "{engine} had failed and is not started again (restart_after_failure: false)"
+LOG_LINES = 8  # of an engine's log, kept with a point that it cost
+
+
+def measure(book: Book, sweep: str, engine: str, *, progress: bool = True) -> None:
+    """Measure what is missing of one sweep on one engine; starts the engine only if something is."""
+    todo = book.ledger.todo(book.specs(engine, sweep))
+    if todo:
+        with live.watching(book, todo), contextlib.ExitStack() as running:
+            running.callback(results.write_points_csv, book.dir)  # an interruption's points too
+            _Measuring(book, engine, running, progress).run(todo)
+
+
+class _Measuring:
+    """One sweep on one engine: `running` ends every server that this started."""
+
+    def __init__(self, book: Book, engine: str, running: contextlib.ExitStack, progress: bool) -> None:
+        self._book, self._engine, self._running, self._progress = book, engine, running, progress
+
+    def run(self, todo: list[PointSpec]) -> None:
+        book, engine, sweep = self._book, self._engine, todo[0].sweep
+        predicted_s = {(p["sweep"], p["point"]): p.get("wall_s") for p in book.frozen_points(engine)}
+        minutes = book.ledger.limit_minutes(sweep, engine)
+        limit_s = None if minutes is None else 60 * minutes
+        server, failed_in_a_row, why = self._running.enter_context(book.engine(engine)), 0, None
+        started = time.monotonic()
+        for k, spec in enumerate(todo):
+            left_s = None if limit_s is None else limit_s - (time.monotonic() - started)
+            wall_s = predicted_s.get((sweep, spec.point))
+            if left_s is not None and (left_s <= 0 or (wall_s is not None and wall_s > left_s and k > 0)):
+                book.tell(f"{sweep} {engine}: {book.ledger.stop_at_limit(todo[k:])}", True)
+                break
+            if why or not server.alive():
+                if not book.may_restart(engine):
+                    self._lose(todo[k:], NO_RESTART.format(engine=engine))
+                    break
+                book.tell(f"{engine}: {why or server.fault()}; starting it again", self._progress)
+                restarting = time.monotonic()
+                try:
+                    server = self._running.enter_context(book.restart(engine))
+                except ServebookError as error:
+                    self._lose(todo[k:], f"{engine} could not be started again: {error}")
+                    break
+                started += time.monotonic() - restarting  # a limit is for measuring
+            if why := self._point(spec, server, left_s):
+                failed_in_a_row += 1
+                self._lose([spec], f"{engine} {why}", server.log_tail(LOG_LINES).splitlines())
+                if failed_in_a_row == 2 and todo[k + 1 :]:
+                    self._lose(todo[k + 1 :], f"{engine} had failed at two points in a row")
+                    break
+            else:
+                failed_in_a_row = 0
+
+    def _point(self, spec: PointSpec, server: Any, left_s: float | None) -> str | None:
+        """Measure and store one point; why the engine failed, None where it did not."""
+        book, name = self._book, f"{spec.sweep} {spec.engine} {spec.point}"
+        if again := book.ledger.begin(spec):
+            book.tell(f"{name}: measured again, {again}", self._progress)
+        with book.sessions.spending(LOST, engine=spec.engine, sweep=spec.sweep, point=spec.point) as spent:
+            began = time.monotonic()
+            try:
+                point = self._load(spec, server, left_s, name)
+            except ServebookError:
+                if why := server.fault(self._answer_deadline_s):
+                    return str(why)
+                raise
+            if (not point["requests"] or point["failures"] or point.get("hung")) and (
+                why := server.fault(self._answer_deadline_s)
+            ):
+                book.ledger.drop(spec)  # what a dying server did is no point
+                return str(why)
+            book.ledger.keep(spec, {**point, "wall_s": round(time.monotonic() - began, 3)})
+            spent["what"] = MEASURING
+        book.tell(f"{name} done", self._progress)
+        return None
+
+    def _load(self, spec: PointSpec, server: Any, left_s: float | None, name: str) -> dict[str, Any]:
+        from ..load import measure_point_sync
+
+        book = self._book
+        return measure_point_sync(
+            spec,
+            url=server.url,
+            model=server.model,
+            vocab=book.vocab(),
+            load=book.params.load,
+            slo=book.params.slo,
+            run_dir=book.dir,
+            batching=book.batching(spec.engine),
+            floors=book.floors(spec),
+            deadline_s=left_s,
+            api_key=server.key(),
+            on_progress=lambda text: book.tell(f"{name}: {text}", False),
+        )
+
+    @property
+    def _answer_deadline_s(self) -> float:
+        """How long one short request may take on an engine that nothing else loads any more."""
+        return min(self._book.params.load.request_timeout_s, 60.0)
+
+    def _lose(self, specs: list[PointSpec], why: str, log: list[str] | None = None) -> None:
+        for spec in specs:
+            self._book.ledger.lose(spec, why, log or [])
+            self._book.tell(f"{spec.sweep} {spec.engine} {spec.point} lost: {why}", self._progress)

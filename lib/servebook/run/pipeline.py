@@ -1,0 +1,278 @@
+"""`servebook run`: papermill executes the notebooks in order, engines are started and stopped around them.
+
+One engine at a time holds the hardware: 00 preflight, 01 prediction, then for every engine 02 serving and its
+sweeps, then 07 analysis and 08 post over all of them, and the report. The engine belongs to this process, so
+that no kernel's death leaves it running and no notebook's end stops it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..common.errors import ServebookError
+from ..common.files import ROOT
+from ..config.params import RunParams
+from ..engines.process import GPU_SLACK_GIB
+from ..run_folder.lock_and_signals import orderly_signals, single_run
+from ..run_folder.sessions import ENDING
+from . import preflight
+from .book import Book
+from .measuring import NO_RESTART
+from .notebook_execution import execute
+
+NOTEBOOKS = ROOT / "notebooks"
+FIRST = ("00_preflight", "01_prediction")
+SERVING = "02_serving"
+LAST = ("07_analysis", "08_post")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One notebook execution: which notebook, with which parameters, into which executed copy."""
+
+    notebook: str
+    parameters: dict[str, Any]
+    engine: str | None = None
+    sweep: str | None = None
+
+    @property
+    def copy_name(self) -> str:
+        """The executed copy's file name: notebook, sweep where the notebook is not named after it, engine."""
+        parts = [self.notebook]
+        if self.sweep and not self.notebook.endswith(f"_{self.sweep}"):
+            parts.append(self.sweep)
+        if self.engine:
+            parts.append(self.engine)
+        return ".".join(parts) + ".ipynb"
+
+
+@dataclass
+class Outcome:
+    """What a run came to: the report if it was written, every fault (something is missing) and warning as one line."""
+
+    report: Path | None = None
+    faults: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def notebook_of(params: RunParams, sweep: str) -> str:
+    """The notebook that tells a sweep: the one named after it, else its kind's."""
+    named = sorted(NOTEBOOKS.glob(f"*_{sweep}.ipynb"))
+    return named[0].stem if named else params.sweeps[sweep].notebook
+
+
+def steps(params: RunParams, params_path: str) -> list[Step]:
+    """Every notebook execution of a run, in order."""
+    base = {"PARAMS": params_path}
+    plan = [Step(name, base) for name in FIRST]
+    for engine in params.engines:
+        plan.append(Step(SERVING, {**base, "ENGINE": engine}, engine))
+        plan += [
+            Step(notebook_of(params, sweep), {**base, "ENGINE": engine, "SWEEP": sweep}, engine, sweep)
+            for sweep, s in params.sweeps.items()
+            if s.engines is None or engine in s.engines
+        ]
+    return plan + [Step(name, base) for name in LAST]
+
+
+def chapters(params: RunParams, params_path: str, copies: Path) -> list[Path]:
+    """The executed copies that become chapters, in order; a sweep's last copy holds every engine and stands for all."""
+    chosen: dict[tuple[str, str | None], Path] = {}
+    for step in steps(params, params_path):
+        copy = copies / step.copy_name
+        if copy.exists():
+            chosen[step.notebook, step.sweep or step.engine] = copy
+    return sorted(chosen.values(), key=lambda p: p.name)
+
+
+def run(params_path: str, *, only: str | None = None, command: list[str] | None = None) -> Outcome:
+    """Execute a run, or one stage of it (`only`: a notebook's name or its number, or "report").
+
+    Raises ServebookError when a notebook fails on which all others build. An engine that cannot be started or fails,
+    and a notebook that measures or explains and fails, are faults of the outcome; the rest goes on. What is already
+    measured is not measured again.
+    """
+    os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # the kernel of this Python, whatever else is called python3
+    os.environ.pop("JPY_SESSION_NAME", None)  # started from a notebook's cell, it is still not a person at work
+    book = Book.open(params_path, create=True)
+    plan = steps(book.params, params_path)
+    if only and only != "report":
+        plan = [s for s in plan if s.notebook == only or s.notebook.split("_")[0] == only or s.sweep == only]
+        if not plan:
+            names = ", ".join(sorted({s.notebook for s in steps(book.params, params_path)} | {"report"}))
+            raise ServebookError(f"no stage {only!r}", "--only", f"Stages: {names}")
+    elif only == "report":
+        plan = []
+    outcome = Outcome(warnings=preflight.warnings(book.params, book.base))
+    with single_run(book.dir), orderly_signals():
+        book.begin_session(command)
+        progress = Progress(book, len(plan))
+        try:
+            _execute(book, plan, progress, outcome)
+            outcome.warnings += filter(None, [book.left_out()])
+            try:
+                outcome.report = report(book, params_path)
+            except ServebookError as error:
+                if not outcome.faults:
+                    raise
+                outcome.faults.append(str(error))
+        finally:
+            progress.close()
+            book.sessions.end(outcome.faults)
+    return outcome
+
+
+def report(book: Book, params_path: str) -> Path:
+    """Render report.html and social.md from what is stored. Needs no engine and no GPU."""
+    from ..report.render import render
+    from ..report.social import write_social
+
+    copies = chapters(book.params, params_path, book.dir / "notebooks")
+    if not copies:
+        raise ServebookError("no executed notebook to render", str(book.dir), "Run `servebook run` first")
+    write_social(book.dir)
+    return render(book.dir, copies)
+
+
+def _execute(book: Book, plan: list[Step], progress: Progress, outcome: Outcome) -> None:
+    with _Bench(book, progress, outcome) as bench:
+        for position, step in enumerate(plan):
+            progress.at(position)
+            sweeps = [s.sweep for s in plan[position:] if s.engine == step.engine]
+            if not bench.ready(step.engine, sweeps):
+                bench.skip(step)
+                continue
+            progress.say(step.copy_name.removesuffix(".ipynb"))
+            book.sessions.note(outcome.faults)
+            source, target = NOTEBOOKS / f"{step.notebook}.ipynb", book.dir / "notebooks" / step.copy_name
+            try:
+                execute(source, target, step.parameters, on_retry=progress.note)
+            except ServebookError as error:
+                if step.notebook in FIRST:
+                    raise
+                outcome.faults.append(str(error))
+                progress.note(str(error))
+            if step.engine and (lost := book.ledger.faults(step.engine, step.sweep)):
+                outcome.faults += lost
+                bench.failed(step.engine)
+
+
+class _Bench:
+    """What holds the hardware: no engine or one, started when something is to be measured on it."""
+
+    def __init__(self, book: Book, progress: Progress, outcome: Outcome) -> None:
+        self._book, self._progress, self._outcome = book, progress, outcome
+        self._engine: Any = None
+        self._name: str | None = None
+        self._unavailable: set[str] = set()
+        self._given_up: set[str] = set()
+
+    def __enter__(self) -> _Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+    def ready(self, name: str | None, sweeps: list[str | None]) -> bool:
+        """Have the engine that the next steps need, if any; False where it cannot be had."""
+        if name != self._name:
+            self.clear()
+        elif name and self._engine and not self._engine.alive():
+            self.failed(name)
+        self._name = name
+        if name is None or self._engine or name in self._unavailable or not self._book.ledger.missing(name, sweeps):
+            return name not in self._unavailable
+        self._progress.say(f"starting {name}")
+        try:
+            self._engine = self._book.start(name)
+        except ServebookError as error:
+            self._book.engine_failed(name, str(error))
+            self._outcome.faults.append(f"{name}: {error}")
+            self._unavailable.add(name)
+            self._progress.note(f"{name} did not start: {error}")
+        return name not in self._unavailable
+
+    def failed(self, name: str) -> None:
+        """End what still runs of an engine that failed; it is not started again where the parameters forbid that."""
+        self.clear()
+        if not self._book.may_restart(name):
+            self._given_up.add(name)
+            self._unavailable.add(name)
+
+    def skip(self, step: Step) -> None:
+        """Mark a step's points as lost to an engine that is not started again."""
+        if step.engine and step.engine in self._given_up:
+            self._book.ledger.lose_rest(step.engine, step.sweep, NO_RESTART.format(engine=step.engine))
+            self._outcome.faults += self._book.ledger.faults(step.engine, step.sweep)
+
+    def clear(self) -> None:
+        """End the engine, with everything it started, and see whether the GPU's memory is back."""
+        engine, self._engine = self._engine, None
+        if engine is None:
+            return
+        with self._book.sessions.spending(ENDING, engine=engine.name):
+            engine.stop()
+        if (left := engine.facts.get("gpu_gib_left") or 0.0) > GPU_SLACK_GIB:
+            self._outcome.warnings.append(f"{engine.name} has ended, but {left:.1f} GiB of GPU memory are not back")
+
+
+class Progress:
+    """The terminal's lines: step k/n, what is running, and the time left by the plan."""
+
+    def __init__(self, book: Book, total: int) -> None:
+        self._book, self._total, self._k, self._what = book, total, 0, ""
+        self._tty = sys.stderr.isatty()
+        self._ended = threading.Event()
+        self._last, self._telling = "", threading.Lock()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def at(self, index: int) -> None:
+        """The step that begins, from 0."""
+        self._k = index + 1
+
+    def say(self, what: str) -> None:
+        """A line: what begins now, and the time left."""
+        self._show_told()
+        self._what = what
+        left = self._book.seconds_left()
+        about = f", about {left / 60:.0f} min of measuring left" if left and left >= 90 else ""
+        self._print(f"[{self._k}/{self._total}] {what}{about}")
+
+    def note(self, text: str) -> None:
+        """A line about the step that runs."""
+        self._show_told()
+        self._print(f"[{self._k}/{self._total}] {text}")
+
+    def close(self) -> None:
+        """Show what was still said, and stop following."""
+        self._ended.set()
+        self._thread.join()
+        self._show_told()
+
+    def _follow(self) -> None:
+        while not self._ended.wait(1.0):
+            self._show_told()
+            status = self._book.sessions.status()
+            if self._tty and status and status != self._last:
+                self._last = status
+                line = f"\r\033[K[{self._k}/{self._total}] {self._what}: {status}"
+                print(line, end="", file=sys.stderr, flush=True)
+
+    def _show_told(self) -> None:
+        """What the notebooks said since: points that are done, measured again or lost, engines started again."""
+        with self._telling:
+            for line in self._book.sessions.told():
+                self._print(f"[{self._k}/{self._total}] {line}")
+
+    def _print(self, text: str) -> None:
+        lead = "\r\033[K" if self._tty else ""
+        print(f"{lead}{text}", file=sys.stderr, flush=True)
+
+
+__all__ = ["Outcome", "Step", "chapters", "notebook_of", "report", "run", "steps"]

@@ -1,0 +1,119 @@
+"""Which frozen prediction counts for a point: the newest of its stage that was frozen before the point was measured.
+
+An entry replaces what its stage had said before, as long as nothing was measured. One frozen later is `additional`: it
+holds only points that were not measured then, so of a point's predictions the newest is always the one in ink.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..common import files
+from ..config.points import CALIBRATION
+from . import provenance
+
+Key = tuple[str, str, str]
+
+
+def key(point: Mapping[str, Any]) -> Key:
+    """What names a point in a run."""
+    return point["sweep"], point["engine"], point["point"]
+
+
+def standing(frozen: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The entries of predictions.json, oldest first, as one entry a stage: the newest one's, with the points and the
+    capacities that count, points in the order in which they were first predicted."""
+    stages: dict[str, dict[str, Any]] = {}
+    for entry in frozen:
+        before = stages.get(entry["stage"])
+        if before is None or not entry.get("additional"):
+            stages[entry["stage"]] = dict(entry)
+            continue
+        points = {key(p): p for p in before["points"]} | {key(p): p for p in entry["points"]}
+        # rates are shares of what was frozen first
+        capacity = {**entry.get("capacity_per_s", {}), **before.get("capacity_per_s", {})}
+        stages[entry["stage"]] = {**entry, "points": list(points.values()), "capacity_per_s": capacity}
+    return list(stages.values())
+
+
+def of_stage(frozen: Iterable[Mapping[str, Any]], stage: str) -> dict[str, Any] | None:
+    """The standing entry of a stage, None where nothing was frozen."""
+    return next((e for e in standing(frozen) if e["stage"] == stage), None)
+
+
+def freeze(
+    run_dir: Path, stage: str, prediction: Mapping[str, Any], measured: Collection[Key] | None = None
+) -> dict[str, Any]:
+    """Write a prediction into predictions.json; returns the stage's standing entry (see above).
+
+    stage: "datasheet" or "calibrated:<engine>". As long as no point that the stage predicts is measured (for a
+    calibrated stage: one of that engine beyond its calibration), another prediction replaces the one before. After
+    that, what was frozen stands, and an additional entry is written for the points that are not measured yet and of
+    which the prediction is new. The same inputs, or nothing new, write nothing. A first entry although such a point
+    is measured says `late`: it is no prediction in ink. measured: those points, if not all that the folder holds.
+    """
+    path = run_dir / "predictions.json"
+    stored = files.read_json(path) or {"frozen": []}
+    before = of_stage(stored["frozen"], stage)
+    digest = provenance.sha256(prediction["inputs"])
+    if before is not None and before["inputs_sha256"] == digest:
+        return before
+    seen = _measured(run_dir)
+    overtaken = any(_held_out(k, stage) for k in seen)
+    predicted: Sequence[Any] = _finite(prediction["points"])
+    additional = overtaken and before is not None
+    if before is not None and additional:
+        known = {key(p): p for p in before["points"]}
+        seen = set(seen if measured is None else measured)
+        predicted = [p for p in predicted if key(p) not in seen and known.get(key(p)) != p]
+        if not predicted:
+            return before
+    entry: dict[str, Any] = {
+        "stage": stage,
+        "time_utc": provenance.now_utc(),
+        "inputs_sha256": digest,
+        "servebook_version": __version__,
+        "late": overtaken and before is None,  # nothing had been frozen before the first measurement
+        "additional": additional,
+        "constants": prediction["constants"],
+        "capacity_per_s": prediction["capacity_per_s"],
+        "servers": prediction["servers"],
+        "points": predicted,
+    }
+    stored["frozen"].append(_finite(entry))
+    files.write_json(path, stored)
+    return of_stage(stored["frozen"], stage) or entry
+
+
+def capacity_in_ink(run_dir: Path, stage: str) -> dict[str, float]:
+    """The capacities that a stage's rates are shares of, once a measurement has made them final; {} before."""
+    before = of_stage((files.read_json(run_dir / "predictions.json") or {"frozen": []})["frozen"], stage)
+    final = any(_held_out(k, stage) for k in _measured(run_dir))
+    return dict(before["capacity_per_s"]) if before and final else {}
+
+
+def _measured(run_dir: Path) -> set[Key]:
+    """Every point that is complete."""
+    found = (run_dir / "requests").glob("*/*/*.json")
+    return {(p.parts[-3], p.parts[-2], p.stem) for p in found if p.name != "stopped.json"}
+
+
+def _held_out(key: Key, stage: str) -> bool:
+    """Whether the stage predicts the point without having seen it."""
+    engine = stage.partition(":")[2]
+    return not engine or (key[1] == engine and key[0] != CALIBRATION)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: what is not finite becomes null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value

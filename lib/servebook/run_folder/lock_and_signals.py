@@ -1,0 +1,99 @@
+"""One run at a time in a folder, and an end in order whatever asks for it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from ..common.errors import ServebookError
+
+
+@contextlib.contextmanager
+def single_run(run_dir: Path) -> Iterator[None]:
+    """Hold the run's folder. Raises ServebookError where another run holds it, or it cannot be written."""
+    try:
+        lock = (run_dir / ".lock").open("w")
+    except OSError as error:
+        raise ServebookError(
+            f"cannot write the run's folder ({error.strerror})", str(run_dir),
+            "Change its permissions, or set SERVEBOOK_OUTPUTS to another folder",
+        ) from None  # fmt: skip
+    with lock:
+        _hold(lock, fcntl.LOCK_EX, run_dir)
+        yield
+
+
+@contextlib.contextmanager
+def not_running(run_dir: Path) -> Iterator[None]:
+    """Read the run's folder while no run writes there. Raises ServebookError where one does. Writes nothing."""
+    try:
+        lock = (run_dir / ".lock").open()
+    except OSError:  # no run has written here since it was stored
+        yield
+        return
+    with lock:
+        _hold(lock, fcntl.LOCK_SH, run_dir)
+        yield
+
+
+def _hold(lock: IO[str], how: int, run_dir: Path) -> None:
+    try:
+        fcntl.flock(lock, how | fcntl.LOCK_NB)
+    except OSError:
+        raise ServebookError(
+            "another run is writing here", str(run_dir), "Wait for it, or give this run another name"
+        ) from None
+
+
+KEPT = "; what was measured is kept, run again to go on"
+
+
+@contextlib.contextmanager
+def orderly_signals(kept: str = KEPT) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and a closed terminal unwind, and engines and kernels end in order; the second time, at once.
+
+    kept: what is said then after "ended at once".
+    """
+    asked = False
+
+    def unwind(*_: Any) -> None:
+        nonlocal asked
+        if asked:
+            _end_now(kept)
+        asked = True
+        # what is interrupted leaves tasks that nobody waits for; asyncio would show their tracebacks at the end
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        heard.append(signal.SIGHUP)
+    before = {number: signal.signal(number, unwind) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_now(kept: str) -> None:
+    """SIGKILL to everything that this process brought about, and out."""
+    import psutil
+
+    below = psutil.Process().children(recursive=True)
+    for process in below:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(below, timeout=5)
+    os.write(2, f"\nservebook: ended at once{kept}\n".encode())
+    os._exit(130)

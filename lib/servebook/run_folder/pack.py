@@ -1,0 +1,107 @@
+"""A run as it is kept or published: everything that was frozen and measured, in a tenth of the space.
+
+All request rows go into one rows.parquet (time stamps to a few microseconds; latencies are made from them again when
+read, the gaps between single tokens are left out, their percentiles stay in the points) and all server and GPU series
+into one series.parquet; results.py reads both. Logs, the model folder and executed notebooks are left out: `servebook
+report` makes the notebooks again from what is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..common import files
+from ..common.errors import ServebookError
+from . import results
+from .lock_and_signals import not_running
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KEPT = (
+    "params.yaml", "hardware.json", "provenance.json", "predictions.json", "peers.csv", "preflight.json", "time.jsonl",
+    "report.html", "social.md",
+)  # fmt: skip
+FOLDERS = ("engines", "stops", "requests")  # their .json files: facts, what is missing and why, points
+LEFT_OUT = ["gaps_ms", *results.DERIVED]
+
+
+def pack(run_dir: Path, into: Path) -> Path:
+    """Write the compact copy of a stored run into a new or empty folder.
+
+    Raises ServebookError, also where the run is being written.
+    """
+    run_dir, into = Path(run_dir), Path(into)
+    if not (run_dir / "params.yaml").exists():
+        raise ServebookError("no run is stored here", str(run_dir), "Give a folder under outputs/")
+    if into.exists() and (not into.is_dir() or any(into.iterdir())):
+        raise ServebookError("is there already and not empty", str(into), "Remove it, or give another folder")
+    if into.resolve().is_relative_to(run_dir.resolve()):
+        raise ServebookError("lies in the run itself", str(into), "Give a folder elsewhere")
+    points = results.read_points(run_dir)
+    if not points:
+        raise ServebookError("nothing is measured yet", str(run_dir), "Run `servebook run` first")
+    with not_running(run_dir):
+        return _pack(run_dir, into, points)
+
+
+def _pack(run_dir: Path, into: Path, points: list[dict[str, Any]]) -> Path:
+    for name in KEPT:
+        if (run_dir / name).exists():
+            _copy(run_dir / name, into / name)
+    for folder in FOLDERS:
+        for path in sorted((run_dir / folder).rglob("*.json")):
+            if not path.name.startswith("."):
+                _copy(path, into / path.relative_to(run_dir))
+    rows, series = [], []
+    for p in points:
+        at = {k: p[k] for k in results.PLACE}
+        rows.append(results.rows_frame(run_dir, **at).assign(**at))
+        series.append(results.series_frame(run_dir, **at).assign(**at))
+    results.write_points_csv(into)
+    _write(rows, into / results.ROWS_FILE)
+    _write(series, into / results.SERIES_FILE)
+    return into
+
+
+def _copy(path: Path, target: Path) -> None:
+    """A file as it is, JSON without the blanks that indent it."""
+    if path.suffix == ".json":
+        files.write_text(target, json.dumps(files.read_json(path), ensure_ascii=False, separators=(",", ":")) + "\n")
+        return
+    with files.writing(target) as scratch:
+        shutil.copyfile(path, scratch)
+
+
+def _write(frames: list[pd.DataFrame], path: Path) -> None:
+    import pandas as pd
+
+    frames = [f for f in frames if len(f)]
+    if not frames:
+        return
+    table = pd.concat(frames, ignore_index=True).drop(columns=LEFT_OUT, errors="ignore")
+    table = table.astype({c: kind for c in table if (kind := _narrow(table[c]))})
+    times = [c for c in table if table[c].dtype.kind == "f"]  # hardly ever twice the same: bytes of one place together
+    others = [c for c in table if c not in times]
+    with files.writing(path) as scratch:
+        table.to_parquet(
+            scratch, compression="zstd", compression_level=19, index=False, use_dictionary=others,
+            use_byte_stream_split=times,
+        )  # fmt: skip
+
+
+def _narrow(column: pd.Series[Any]) -> str | None:
+    """float32 for measured times and gauges (of a 60 s point to 4 µs), whole numbers where all are whole and small."""
+    import numpy as np
+    import pandas as pd
+
+    if not pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column):
+        return None
+    known = column.dropna().to_numpy(dtype=float)
+    whole = np.isfinite(known).all() and (known == np.floor(known)).all() and (np.abs(known) < 2**31).all()
+    if whole:
+        return "Int32"
+    return "float32" if np.abs(known).max(initial=0.0) < 1e6 else None

@@ -1,0 +1,288 @@
+"""What of a run is done: which points still hold, why one is measured again, which are missing and why.
+
+A point is kept as long as what it was made with (see `made_with`) stays the same. Points that a fault or a time limit
+cost are files under stops/, one each, until they are measured after all. Points that the parameters have no more lie
+under names that nothing reads, until they have them again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..common import files
+from ..common.errors import ServebookError
+from ..config import points
+from ..config.points import PointSpec
+from . import provenance, results
+
+if TYPE_CHECKING:
+    from .stored_run import StoredRun
+
+
+# Of a server's facts, those that decide its figures and are the same at every start with the same parameters
+FACTS = (
+    "version", "attention_backend", "device", "max_num_batched_tokens", "max_num_seqs", "prefix_caching",
+    "async_scheduling", "executor",
+)  # fmt: skip
+LEFT_OUT = ".left_out"  # behind a point's file name: these parameters do not have it
+
+
+class Ledger:
+    """The account of one run's points, kept in its folder."""
+
+    def __init__(self, run: StoredRun) -> None:
+        self._run, self._dir = run, run.dir
+
+    # --- what a point was made with -----------------------------------------------------------------------------
+
+    def made_with(self, spec: PointSpec) -> dict[str, Any]:
+        """What a point's figures depend on: the point, model, engine, load, GPU, torch, and the server's facts.
+
+        What is None, and a spec's defaults, are left out.
+        """
+        run = self._run
+        how: dict[str, Any] = {"mode": "json", "exclude_none": True}
+        beside = {"port", "startup_timeout_s", "restart_after_failure"}
+        return {
+            "spec": {f.name: v for f in fields(spec) if (v := getattr(spec, f.name)) != f.default},
+            "model": run.params.model.model_dump(**how),
+            "engine": run.params.engines[spec.engine].model_dump(**how, exclude=beside),
+            "load": run.params.load.model_dump(**how),
+            "facts": {k: v for k, v in run.facts(spec.engine).items() if k in FACTS and v is not None},
+            "torch": _torch_version(),
+            "gpu": run.gpu.name,
+        }
+
+    def fingerprint(self, spec: PointSpec) -> str:
+        """Digest of what a point was made with; it is kept as long as that stays the same."""
+        return provenance.sha256(self.made_with(spec))
+
+    def kept(self, spec: PointSpec) -> bool:
+        """Whether the point is stored and still holds."""
+        stored = self._stored(spec)
+        if stored is None or stored.get("fingerprint") == self.fingerprint(spec):
+            return stored is not None
+        before = self._ingredients().get(str(stored.get("fingerprint")))
+        return before is not None and self._same(before, spec, before)
+
+    def todo(self, specs: Sequence[PointSpec]) -> list[PointSpec]:
+        """Those of a sweep's points that are to be measured now, in order."""
+        missing = [s for s in specs if not self.kept(s)]
+        todo = [s for s in missing if not self._past_limit(s)]
+        if todo == missing and specs:  # whatever a limit had left out is to be measured now, or is there
+            self._limit_file(specs[0].sweep, specs[0].engine).unlink(missing_ok=True)
+        return todo
+
+    def missing(self, engine: str, sweeps: Sequence[str | None]) -> bool:
+        """Whether anything of these sweeps is still to be measured on the engine (None: its calibration)."""
+        from .. import engines
+
+        for sweep in sweeps:
+            specs = self._run.specs(engine, sweep or points.CALIBRATION)
+            unresolved = sweep is not None and not specs and self._run.frozen(f"calibrated:{engine}") is None
+            if unresolved or any(not self.kept(s) and not self._past_limit(s) for s in specs):
+                return True
+        facts, installed = self._run.facts(engine), engines.installed_version(self._run.params, engine)
+        return not facts or (installed is not None and facts.get("version") not in (None, installed))
+
+    # --- points of other parameters -----------------------------------------------------------------------------
+
+    def sort(self) -> None:
+        """Put points of other parameters where nothing reads them, and take back those that are of these again.
+
+        A sweep of shares of a capacity that is not predicted yet has no points so far: what is stored of it stays.
+        """
+        run, ingredients = self._run, self._ingredients()
+        has = {self._point_file(s): s for s in run.all_specs()}
+        for path in self._dir.glob("requests/*/*/*.json"):
+            sweep, engine = path.parent.parent.name, path.parent.name
+            named = sweep in run.params.sweeps and engine in run.params.engines and run.takes_part(engine, sweep)
+            unknown = named and not run.specs(engine, sweep)
+            if not unknown and not (path in has and self._of_these(path, has[path], ingredients)):
+                path.replace(_aside(path))
+        for path, spec in has.items():
+            if _aside(path).exists() and not path.exists() and self._of_these(_aside(path), spec, ingredients):
+                _aside(path).replace(path)
+
+    def _of_these(self, path: Path, spec: PointSpec, ingredients: Mapping[str, Any]) -> bool:
+        """Whether a stored point was made with these parameters, as far as that is known."""
+        made_with = ingredients.get(str((files.read_json(path) or {}).get("fingerprint"))) or {}
+        return self._same(made_with, spec, [k for k in ("spec", "model", "engine", "load") if k in made_with])
+
+    def _same(self, before: Mapping[str, Any], spec: PointSpec, parts: Iterable[str]) -> bool:
+        """Whether a point was made with what it would be made with now.
+
+        A parameter that a later version added is the same as long as it has its default.
+        """
+        now, run = json.loads(json.dumps(self.made_with(spec))), self._run
+        asked = {"model": run.params.model, "engine": run.params.engines[spec.engine], "load": run.params.load}
+        for part in parts:
+            was, is_now = before[part], now.get(part)
+            if part in asked:
+                given = asked[part].model_dump(mode="json", exclude_defaults=True)
+                is_now = {k: v for k, v in is_now.items() if k in was or k in given}
+            if was != is_now:
+                return False
+        return True
+
+    def left_out(self) -> str | None:
+        """How many stored points are of other parameters, as a sentence; None where there are none."""
+        count = len(list(self._dir.glob(f"requests/*/*/*.json{LEFT_OUT}")))
+        if not count:
+            return None
+        return f"{count} stored point{'s are' if count > 1 else ' is'} of other parameters and left out"
+
+    # --- one point's way ----------------------------------------------------------------------------------------
+
+    def begin(self, spec: PointSpec) -> str | None:
+        """Note what a point is made with before it is measured, and set aside what stands there.
+
+        Returns why it is measured again, None where it was not there.
+        """
+        here = self._point_file(spec)
+        if _aside(here).exists() and not here.exists():  # of other parameters: it becomes an earlier attempt
+            _aside(here).replace(here)
+        stored, why = self._stored(spec), None
+        if stored:
+            why = self._why_again(spec, stored)
+        elif (rows := results.rows_path(self._dir, spec.sweep, spec.engine, spec.point)).exists():
+            why = _cut_off(rows)
+        if stored or why:
+            self._set_aside(spec)
+        ingredients, fingerprint = self._ingredients(), self.fingerprint(spec)
+        if fingerprint not in ingredients:
+            files.write_json(self._ingredients_file, {**ingredients, fingerprint: self.made_with(spec)})
+        return why
+
+    def keep(self, spec: PointSpec, point: Mapping[str, Any]) -> None:
+        """Store a measured point as complete."""
+        files.write_json(self._point_file(spec), {**point, "fingerprint": self.fingerprint(spec)})
+        self._fault_file(spec).unlink(missing_ok=True)
+
+    def drop(self, spec: PointSpec) -> None:
+        """Forget a point that its engine's failing has spoilt; its rows stay."""
+        self._point_file(spec).unlink(missing_ok=True)
+
+    def lose(self, spec: PointSpec, why: str, log: Sequence[str] = ()) -> None:
+        """Mark a point as not measured, for the report and the exit status; log: the engine's last lines."""
+        record = {"sweep": spec.sweep, "engine": spec.engine, "points": [spec.point], "fault": True, "log": list(log)}
+        files.write_json(self._fault_file(spec), {**record, "why": f"{spec.point} was not measured: {why}"})
+
+    def lose_rest(self, engine: str, sweep: str | None, why: str) -> None:
+        """Mark what is still to be measured of a sweep (None: the calibration) as not measured."""
+        for spec in self.todo(self._run.specs(engine, sweep or points.CALIBRATION)):
+            self.lose(spec, why)
+
+    def stop_at_limit(self, left: Sequence[PointSpec]) -> str:
+        """Mark the points that a sweep's time limit leaves out, and say so."""
+        sweep, engine, names = left[0].sweep, left[0].engine, [s.point for s in left]
+        minutes = self.limit_minutes(sweep, engine)
+        why = f"stopped after {minutes:g} min, the limit set for {engine} here; not measured: {', '.join(names)}"
+        record = {"sweep": sweep, "engine": engine, "points": names, "minutes": minutes, "why": why}
+        made_with = {"fingerprints": {s.point: self.fingerprint(s) for s in left}}
+        files.write_json(self._limit_file(sweep, engine), record | made_with)
+        return why
+
+    def limit_minutes(self, sweep: str, engine: str) -> float | None:
+        """The time that the parameters give a sweep on an engine, None where they set none."""
+        sweeps = self._run.params.sweeps
+        return sweeps[sweep].minutes_per_engine.get(engine) if sweep in sweeps else None
+
+    # --- what is missing ----------------------------------------------------------------------------------------
+
+    def stopped(self) -> list[dict[str, Any]]:
+        """Points that are missing: sweep, engine, points, why; `fault` where the engine failed, with its last `log`."""
+        found = [json.loads(f.read_text()) for f in sorted((self._dir / "stops").glob("*.json"))]
+        now, engines = {*self._run.params.sweeps, points.CALIBRATION}, self._run.params.engines
+        asked = [s for s in found if s["sweep"] in now and s["engine"] in engines]
+        return [s for s in asked if {p.point for p in self._run.specs(s["engine"], s["sweep"])} & set(s["points"])]
+
+    def unfinished(self) -> list[str]:
+        """Points that stand in ink and were neither measured nor lost for a reason that is told, a line a sweep."""
+        told = {(s["sweep"], s["engine"], p) for s in self.stopped() for p in s["points"]}
+        open_points: dict[tuple[str, str], list[str]] = {}
+        for spec in self._run.all_specs():
+            if self._stored(spec) is None and (spec.sweep, spec.engine, spec.point) not in told:
+                open_points.setdefault((spec.sweep, spec.engine), []).append(spec.point)
+        return [
+            f"{sweep}, {engine}: not measured when the run ended: {', '.join(names)}"
+            for (sweep, engine), names in open_points.items()
+        ]
+
+    def faults(self, engine: str, sweep: str | None) -> list[str]:
+        """Points of a sweep (None: the calibration) that the engine's failing has cost, one line each."""
+        at = engine, sweep or points.CALIBRATION
+        return [
+            f"{s['sweep']}, {engine}: {s['why']}"
+            for s in self.stopped()
+            if s.get("fault") and (s["engine"], s["sweep"]) == at
+        ]
+
+    # --- files --------------------------------------------------------------------------------------------------
+
+    @property
+    def _ingredients_file(self) -> Path:
+        return self._dir / "requests" / "made_with.json"
+
+    def _ingredients(self) -> dict[str, Any]:
+        """What points were made with, by fingerprint."""
+        return files.read_json(self._ingredients_file) or {}
+
+    def _point_file(self, spec: PointSpec) -> Path:
+        return results.point_path(self._dir, spec.sweep, spec.engine, spec.point)
+
+    def _fault_file(self, spec: PointSpec) -> Path:
+        return self._dir / "stops" / f"{spec.sweep}.{spec.engine}.{spec.point}.json"
+
+    def _limit_file(self, sweep: str, engine: str) -> Path:
+        return self._dir / "stops" / f"{sweep}.{engine}.json"
+
+    def _stored(self, spec: PointSpec) -> dict[str, Any] | None:
+        return files.read_json(self._point_file(spec))
+
+    def _past_limit(self, spec: PointSpec) -> bool:
+        stopped = files.read_json(self._limit_file(spec.sweep, spec.engine)) or {}
+        same_limit = stopped.get("minutes") == self.limit_minutes(spec.sweep, spec.engine)
+        return same_limit and (stopped.get("fingerprints") or {}).get(spec.point) == self.fingerprint(spec)
+
+    def _why_again(self, spec: PointSpec, stored: Mapping[str, Any]) -> str:
+        """Which parameters of a stored point are others now."""
+        before = self._ingredients().get(str(stored.get("fingerprint")))
+        if before is None:
+            return "its parameters or server changed" if stored.get("fingerprint") else "it was not finished"
+        return "; ".join(files.differences(before, json.loads(json.dumps(self.made_with(spec))))) or "nothing changed"
+
+    def _set_aside(self, spec: PointSpec) -> None:
+        """Keep a point that is measured again, with its rows and series, under names that nothing reads."""
+        rows = results.rows_path(self._dir, spec.sweep, spec.engine, spec.point)
+        number = results.earlier_attempts(rows)
+        for path in (rows, self._point_file(spec), results.series_path(self._dir, spec.sweep, spec.engine, spec.point)):
+            if path.exists():
+                path.replace(path.with_name(f"{path.name}.old{number}"))
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(path.name + LEFT_OUT)
+
+
+def _cut_off(rows: Path) -> str:
+    """How far an attempt came that left rows and no point; a torn last row is repaired and named."""
+    try:
+        found = results.read_rows(rows)
+    except ServebookError as error:
+        return f"its rows cannot be read ({error.where}: {error.what})"
+    return "; ".join([f"it was cut off after {len(found)} requests", *found.notes])
+
+
+@cache
+def _torch_version() -> str | None:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version("torch")
+    return None

@@ -1,0 +1,58 @@
+"""Measured points that somebody published: a CSV such as points.csv, and beside it what is known of their engines."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from ..common import files
+from ..common.errors import ServebookError
+
+NEEDED = {"sweep", "engine", "point", "concurrency", "prompt_tokens", "output_tokens", "ttft_mean_s", "tpot_mean_s"}
+SIZES, HIT_SHARE = {"concurrency", "prompt_tokens", "output_tokens"}, "cache_hit_share"
+FIGURES = {"ttft_mean_s", "tpot_mean_s", "decode_tok_per_s", "output_tok_per_s"}
+
+
+def read(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(the points of NAME.csv, columns as in points.csv; the content of NAME.facts.json beside it, {} without one).
+
+    Raises ServebookError for a file that cannot be read, lacks a column that is NEEDED, or holds a value that no point
+    can have. Only an empty cell is a figure that was not told.
+    """
+    import pandas as pd
+
+    try:
+        frame = pd.read_csv(path, keep_default_na=False, na_values=[""])
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ServebookError(
+            f"cannot read measured points ({reason})",
+            str(path),
+            "Give a CSV such as outputs/published/a40-qwen2.5-7b.csv",
+        ) from None
+    if missing := NEEDED - set(frame.columns):
+        raise ServebookError(
+            f"lacks the columns {', '.join(sorted(missing))}", str(path), "outputs/published/README.md lists them"
+        )
+    if not isinstance(frame.index, pd.RangeIndex):  # pandas takes the cells at the front for names of rows
+        raise ServebookError("has more cells than the first line has names", str(path), "Quote a text that has a comma")
+    if frame.empty:
+        raise ServebookError("holds no points", str(path), "Add a line for every measured point below the names")
+    for column in (c for c in frame.columns if c in SIZES or c.endswith("_s") or c.startswith(HIT_SHARE)):
+        given, numbers = frame[column], pd.to_numeric(frame[column], errors="coerce")
+        fits, meant = numbers.abs().lt(math.inf), "a number"
+        if column in SIZES:
+            fits, meant = fits & numbers.gt(0) & numbers.mod(1).eq(0), "a positive whole number"
+        elif column.startswith(HIT_SHARE):
+            fits, meant = numbers.between(0, 1), "a share from 0 to 1"
+        elif column in FIGURES:
+            fits, meant = fits & numbers.gt(0), "a positive number"
+        wrong = ~fits if column in SIZES else ~fits & given.notna()
+        if wrong.any():
+            row = int(wrong.to_numpy().argmax())
+            shown = "empty" if pd.isna(given.iloc[row]) else repr(str(given.iloc[row]))
+            fix = f"Write {meant}" + ("" if column in SIZES else ", or leave the cell empty")
+            raise ServebookError(f"{column} is {shown}", f"{path}, point {row + 1}", fix)
+    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return rows, files.read_json(path.parent / f"{path.stem}.facts.json") or {}

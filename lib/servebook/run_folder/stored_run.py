@@ -1,0 +1,245 @@
+"""A run's folder as it is read: shape, hardware, predictions, points, what came out of them. Measures nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import model
+from ..common import files
+from ..config import params, points
+from ..config.points import PointSpec
+from ..hardware import catalog as hardware
+from ..predictor import closed_forms, roofline
+from ..scoring import analysis, peers
+from . import frozen_predictions, results
+from .point_status import Ledger
+from .sessions import Sessions
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class StoredRun:
+    """One run: `params` (validated), `dir` (its folder), `base` (where relative paths in params start from)."""
+
+    def __init__(self, run_params: params.RunParams, run_dir: Path, base: Path) -> None:
+        self.params, self.dir, self.base = run_params, run_dir, base
+        self.sessions = Sessions(run_params.run, run_dir)
+        self.ledger = Ledger(self)
+
+    # --- what is known before measuring -------------------------------------------------------------------------
+
+    @cached_property
+    def shape(self) -> model.ModelShape:
+        """The model's shape. Raises ServebookError where its config cannot be had."""
+        return model.load_shape(self.params.model, self.base)
+
+    @cached_property
+    def gpu(self) -> hardware.Gpu:
+        """The hardware, detected once per run: a second session on the same folder must not move the prediction."""
+        stored = self.dir / "hardware.json"
+        if stored.exists():
+            record = json.loads(stored.read_text())
+            if record["asked"] == self.params.hardware.model_dump(mode="json"):
+                return hardware.Gpu(**record["gpu"])
+        gpu = hardware.resolve(self.params.hardware)
+        if self.dir.exists():
+            record = {"asked": self.params.hardware.model_dump(mode="json"), "gpu": asdict(gpu)}
+            files.write_json(stored, record)
+        return gpu
+
+    def facts(self, engine: str) -> dict[str, Any]:
+        """What a server said of itself when it last started, {} where it never did."""
+        return files.read_json(self.dir / "engines" / f"{engine}.json") or {}
+
+    def all_facts(self) -> dict[str, dict[str, Any]]:
+        """`facts` of every engine by its name."""
+        return {name: self.facts(name) for name in self.params.engines}
+
+    def frozen(self, stage: str) -> dict[str, Any] | None:
+        """What a stage says in ink of every point (see frozen_predictions), None where nothing was frozen."""
+        return frozen_predictions.of_stage(self.predictions()["frozen"], stage)
+
+    def frozen_points(self, engine: str) -> list[dict[str, Any]]:
+        """The best prediction there is of an engine's points: calibrated, else from the datasheet."""
+        entry = self.frozen(f"calibrated:{engine}") or self.frozen("datasheet") or {"points": []}
+        return [p for p in entry["points"] if p["engine"] == engine]
+
+    def specs(self, engine: str, sweep: str) -> list[PointSpec]:
+        """The points of a sweep for an engine; shares of capacity become the rates that were frozen."""
+        if sweep == points.CALIBRATION:
+            return points.calibration_points(self.params, engine)
+        if known := points.sweep_points(self.params, sweep, engine):
+            return known
+        frozen = self._ink()["frozen"]
+        entry = (
+            frozen_predictions.of_stage(frozen, f"calibrated:{engine}")
+            or frozen_predictions.of_stage(frozen, "datasheet")
+            or {}
+        )
+        capacity = (entry.get("capacity_per_s") or {}).get(f"{sweep}/{engine}")
+        return points.sweep_points(self.params, sweep, engine, capacity)
+
+    def all_specs(self) -> list[PointSpec]:
+        """Every point of the run that is known so far."""
+        sweeps = (points.CALIBRATION, *self.params.sweeps)
+        return [spec for engine in self.params.engines for sweep in sweeps for spec in self.specs(engine, sweep)]
+
+    def takes_part(self, engine: str, sweep: str) -> bool:
+        """Whether a sweep is run on an engine."""
+        named = self.params.sweeps[sweep].engines
+        return named is None or engine in named
+
+    def sweep_names(self, kind: str) -> list[str]:
+        """Sweeps that are told as a kind (sweeps.SweepKind.told_as), in the parameters' order."""
+        return [name for name, s in self.params.sweeps.items() if s.told_as == kind]
+
+    def left_out(self) -> str | None:
+        """Stored points that these parameters do not have, as a sentence; None where there are none."""
+        return self.ledger.left_out()
+
+    def stopped(self) -> list[dict[str, Any]]:
+        """Points that are missing, each with the reason (see Ledger.stopped)."""
+        return self.ledger.stopped()
+
+    def unfinished(self) -> list[str]:
+        """Points that nothing tells of: those of engines that failed to start are told by that."""
+        return self.ledger.unfinished()
+
+    # --- what came out ------------------------------------------------------------------------------------------
+
+    def stored_points(self) -> list[dict[str, Any]]:
+        """Every complete point as it is stored (schema results.POINT_KEYS)."""
+        return results.read_points(self.dir)
+
+    def points(self, engines: list[str] | None = None) -> pd.DataFrame:
+        """Every measured point, one row each (schema results.POINT_KEYS), of all engines or those given."""
+        frame = results.points_frame(self.dir)
+        return frame if engines is None else frame[frame["engine"].isin(engines)].reset_index(drop=True)
+
+    def requests(self, sweep: str) -> pd.DataFrame:
+        """Every request row of a sweep, with the point it belongs to."""
+        import pandas as pd
+
+        frames = []
+        for p in self.stored_points():
+            if p["sweep"] == sweep:
+                rows = results.rows_frame(self.dir, sweep, p["engine"], p["point"])
+                frames.append(
+                    rows.assign(**{k: p[k] for k in ("sweep", "engine", "point", "concurrency", "rate_per_s")})
+                )
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+    def largest_series(self, sweep: str, engine: str) -> pd.DataFrame:
+        """The server's counters over time at the largest concurrency of a sweep; empty where it reported none."""
+        import pandas as pd
+
+        own = [p for p in self.stored_points() if p["sweep"] == sweep and p["engine"] == engine]
+        if not own:
+            return pd.DataFrame()
+        return results.series_frame(self.dir, sweep, engine, max(own, key=lambda p: p["concurrency"] or 0)["point"])
+
+    def _ink(self) -> dict[str, Any]:
+        """The content of predictions.json."""
+        return files.read_json(self.dir / "predictions.json") or {"frozen": []}
+
+    def predictions(self) -> dict[str, Any]:
+        """The content of predictions.json, of it the points that these parameters have."""
+        stored, has = self._ink(), {(s.sweep, s.engine, s.point) for s in self.all_specs()}
+        frozen = [
+            {**e, "points": [p for p in e["points"] if frozen_predictions.key(p) in has]} for e in stored["frozen"]
+        ]
+        return {**stored, "frozen": frozen}
+
+    def author_points(self) -> list[dict[str, Any]]:
+        """The posts' closed forms for this run: at the datasheet's rates, or each engine's at its first C = 1 point."""
+        rates = {}
+        for engine, kind in self.engine_kinds().items():
+            alone = [p for p in self.stored_points() if p["engine"] == engine and p["sweep"] == points.CALIBRATION]
+            rates[engine] = roofline.Rates(self.gpu.bytes_per_s, self.gpu.flops_per_s(self.shape.compute_dtype))
+            if alone and alone[0]["ttft_mean_s"] and alone[0]["tpot_mean_s"]:
+                passes = roofline.NAIVE_KV_PASSES if kind == "naive" else 1
+                p = alone[0]
+                rates[engine] = roofline.Rates.measured(
+                    self.shape,
+                    prompt_tokens=p["prompt_tokens"],
+                    ttft_s=p["ttft_mean_s"],
+                    tpot_s=p["tpot_mean_s"],
+                    kv_passes=passes,
+                )
+        return closed_forms.author_points(self.params, self.shape, rates, self.all_facts())
+
+    def scores(self) -> pd.DataFrame:
+        """Predictions of every stage against the points that were held out of calibration, the posts' way beside."""
+        from ..scoring import score
+
+        stages = [*self.predictions()["frozen"], {"stage": closed_forms.STAGE, "points": self.author_points()}]
+        return score.held_out(score.score(self.points(), stages), self.taught)
+
+    def beside_peers(self) -> pd.DataFrame:
+        """Other predictors' errors beside ours on the same points (see peers); empty where the run has no peers.csv."""
+        return peers.beside(self.points(), self.predictions()["frozen"], peers.read(self.dir), self.taught)
+
+    @property
+    def taught(self) -> set[tuple[int, int]]:
+        """(prompt tokens, output tokens) of the C = 1 points that the predictor may learn from."""
+        return {(p.prompt_tokens, p.output_tokens) for p in self.params.calibration}
+
+    def engine_kinds(self) -> dict[str, str]:
+        """Engine name → kind: naive, vllm or openai."""
+        return {name: engine.kind for name, engine in self.params.engines.items()}
+
+    @property
+    def main_engine(self) -> str:
+        """The engine that the headline is about: the first that batches, else the first."""
+        return next((n for n, e in self.params.engines.items() if e.batches), next(iter(self.params.engines)))
+
+    def shown_facts(self, engines: list[str]) -> dict[str, dict[str, Any]]:
+        """Facts without what names this machine's processes and folders."""
+        hidden = {"pid", "url", "process", "flags", "log"}
+        return {n: {k: v for k, v in self.facts(n).items() if k not in hidden} for n in engines}
+
+    def versions_line(self) -> str:
+        """Engine versions for the headline."""
+        told = {n: self.facts(n) for n in self.params.engines}
+        return ", ".join(f"{n} {f['version']}" for n, f in told.items() if f.get("version")) or "no engine ran"
+
+    @property
+    def figures(self) -> Path:
+        """Where figures are written as files."""
+        return self.dir / "figures"
+
+    def failed_engines(self) -> dict[str, str]:
+        """Engines that did not start in the last session, with the reason."""
+        found = sorted((self.dir / "engines").glob("*.failed.json"))
+        return {f.name.removesuffix(".failed.json"): json.loads(f.read_text())["why"] for f in found}
+
+    def cost(self) -> dict[str, float]:
+        """What the run took so far, by what the time went into, and what that cost (see analysis.run_cost)."""
+        spent = self.sessions.spent() or analysis.spent_on(self.stored_points(), self.all_facts())
+        return analysis.run_cost(self.provenance()["sessions"], spent, self.params.hardware.price_per_hour)
+
+    def notes(self) -> Any:
+        """The author's own words: notes/<run>.md, where it exists."""
+        from IPython.display import Markdown
+
+        path = files.ROOT / "notes" / f"{self.params.run}.md"
+        return Markdown(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def provenance(self) -> dict[str, Any]:
+        """The content of provenance.json."""
+        return self.sessions.provenance()
+
+    def seconds_left(self) -> float | None:
+        """Predicted wall time of the points still to be measured; None before there is a prediction."""
+        left = [
+            p["wall_s"]
+            for engine in self.params.engines
+            for p in self.frozen_points(engine)
+            if p.get("wall_s") and not results.point_path(self.dir, p["sweep"], engine, p["point"]).exists()
+        ]
+        return sum(left) if left else None

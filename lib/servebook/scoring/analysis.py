@@ -1,0 +1,233 @@
+"""The tables that the analysis notebook explains a run with. From points alone: knows no formulas of step time.
+
+Every function takes the run's points (one row a point, schema results.POINT_KEYS) and returns a DataFrame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import pandas as pd
+
+from ..config.points import SAME
+from .audit import LITTLE_TOLERANCE
+
+SESSION_SLACK_S = 15.0  # a killed session's length was last written so long before its end, at most
+
+
+def _frame(points: pd.DataFrame | Iterable[Mapping[str, Any]], kind: str | None = None) -> pd.DataFrame:
+    frame = points if isinstance(points, pd.DataFrame) else pd.DataFrame(list(points))
+    if kind and len(frame):
+        frame = frame[frame["kind"] == kind]
+    return frame.reset_index(drop=True)
+
+
+def little(points: Any) -> pd.DataFrame:
+    """Little's law at every point: rate × mean latency against the requests that the loop held in flight."""
+    frame = _frame(points)
+    columns = [
+        "sweep",
+        "engine",
+        "point",
+        "concurrency",
+        "request_rate_per_s",
+        "e2e_mean_s",
+        "little_l",
+        "in_flight_mean",
+        "little_error",
+    ]
+    table = frame[columns].copy()
+    table["closes"] = table["little_error"].abs() <= LITTLE_TOLERANCE
+    return table
+
+
+def knees(points: Any) -> pd.DataFrame:
+    """The TTFT knee of each concurrency sweep: the first C whose p99 exceeds twice its p50, None if none does."""
+    rows = []
+    for (sweep, engine), group in _frame(points, "concurrency").groupby(["sweep", "engine"], sort=False):
+        group = group.sort_values("concurrency")
+        over = group[group["ttft_p99_s"] > 2 * group["ttft_p50_s"]]
+        at = over.iloc[0] if len(over) else None
+        rows.append(
+            {
+                "sweep": sweep,
+                "engine": engine,
+                "knee_concurrency": None if at is None else int(at["concurrency"]),
+                "ttft_p50_s": None if at is None else at["ttft_p50_s"],
+                "ttft_p99_s": None if at is None else at["ttft_p99_s"],
+                "largest_concurrency": int(group["concurrency"].max()),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def goodput(points: Any) -> pd.DataFrame:
+    """Requests that met every SLO per second, of all that were attempted, beside the raw rate; ratio raw / good."""
+    frame = _frame(points)
+    table = frame[
+        ["sweep", "engine", "point", "concurrency", "rate_per_s", "request_rate_per_s", "goodput_per_s"]
+    ].copy()
+    good = table["goodput_per_s"].where(table["goodput_per_s"] > 0)
+    table["raw_to_good"] = table["request_rate_per_s"] / good
+    return table
+
+
+def queue(points: Any) -> pd.DataFrame:
+    """λ·TTFT, the requests that still wait for a first token, beside the server's own gauge of waiting ones."""
+    frame = _frame(points)
+    return frame[
+        ["sweep", "engine", "point", "concurrency", "waiting_first_token", "server_waiting_mean", "server_running_mean"]
+    ].copy()
+
+
+def cache(points: Any) -> pd.DataFrame:
+    """Share of prompt tokens that the server's prefix cache served; None where it reports none."""
+    return _frame(points)[["sweep", "engine", "point", "prompt_tokens", "cache_hit_share", "preemptions"]].copy()
+
+
+def prefix_cache(points: Any, sweep: str) -> pd.DataFrame:
+    """The prefix-cache experiment: one row an engine and C, fresh prompts beside prompts sent before (NaN where the
+    engine caches none), and the ratios same / fresh of mean TTFT and of output tokens/s."""
+    frame = _frame(points)
+    frame = frame[(frame["sweep"] == sweep) & (frame["requests"] > 0)]
+    same = frame["point"].str.startswith(SAME)
+    figures = ["ttft_mean_s", "tpot_mean_s", "output_tok_per_s", "cache_hit_share"]
+    columns = ["engine", "concurrency", *figures]
+    table = frame[~same][columns].merge(
+        frame[same][columns], on=["engine", "concurrency"], how="left", suffixes=("_fresh", "_same")
+    )
+    table["ttft_ratio"] = table["ttft_mean_s_same"] / table["ttft_mean_s_fresh"]
+    table["output_ratio"] = table["output_tok_per_s_same"] / table["output_tok_per_s_fresh"]
+    return table.sort_values(["engine", "concurrency"], kind="stable").reset_index(drop=True)
+
+
+def itl(points: Any) -> pd.DataFrame:
+    """Inter-token latency p50 and p99 (the event gap where one event carried several tokens)."""
+    frame = _frame(points)
+    table = frame[["sweep", "engine", "point", "concurrency", "itl_p50_s", "itl_p99_s", "itl_is_event_gap"]].copy()
+    table["p99_to_p50"] = table["itl_p99_s"] / table["itl_p50_s"].where(table["itl_p50_s"] > 0)
+    return table
+
+
+def suspects(points: Any) -> pd.DataFrame:
+    """Points whose audit gave a reason for doubt, with the reasons."""
+    frame = _frame(points)
+    table = frame[frame["verdict"] != "valid"][["sweep", "engine", "point", "verdict", "reasons"]].copy()
+    table["reasons"] = ["; ".join(r) if isinstance(r, list) else str(r) for r in table["reasons"]]
+    return table.reset_index(drop=True)
+
+
+def engine_gap(points: Any, baseline: str, other: str) -> pd.DataFrame:
+    """Where the gap between two engines comes from at each C of each concurrency sweep.
+
+    output_ratio = other / baseline output tokens/s; at equal lengths and C it is the ratio of request times (Little).
+    step_ratio = baseline TPOT / other TPOT is what one step costs, batch_ratio = the ratio of requests decoding at
+    once (decode tok/s × TPOT), and rest_ratio what remains: prefill and waiting.
+    """
+    frame = _frame(points, "concurrency")
+    one, two = (frame[frame["engine"] == e].set_index(["sweep", "concurrency"]) for e in (baseline, other))
+    both = one.index.intersection(two.index)
+    one, two = one.loc[both], two.loc[both]
+    table = pd.DataFrame(index=both)
+    table["output_ratio"] = two["output_tok_per_s"] / one["output_tok_per_s"]
+    table["step_ratio"] = one["tpot_mean_s"] / two["tpot_mean_s"]
+    # wall-clock decode rate × TPOT = mean requests that are decoding, whatever the engine
+    batch = [f["decode_wall_tok_per_s"] * f["tpot_mean_s"] for f in (one, two)]
+    table["batch_ratio"] = batch[1] / batch[0]
+    table["rest_ratio"] = table["output_ratio"] / (table["step_ratio"] * table["batch_ratio"])
+    table["ttft_ratio"] = one["ttft_mean_s"] / two["ttft_mean_s"]
+    return table.reset_index()
+
+
+def waterfalls(points: Any, predicted: Iterable[Mapping[str, Any]], engine: str) -> list[dict[str, Any]]:
+    """What charts.waterfall takes, for the largest measured C of each concurrency sweep of an engine: TPOT, then TTFT.
+
+    predicted: the engine's frozen points, each with its waterfall [(label, seconds)] from roofline to predicted TPOT
+    and its breakdown {"ttft_s": seconds by cause}.
+    """
+    said = {(p["sweep"], p["point"]): p for p in predicted if p.get("waterfall")}
+    drawn = []
+    frame = _frame(points, "concurrency")
+    for sweep, group in frame[frame["engine"] == engine].groupby("sweep", sort=False) if len(frame) else []:
+        for row in group.sort_values("concurrency", ascending=False).to_dict("records"):
+            p = said.get((sweep, row["point"]))
+            if p and row["tpot_mean_s"]:
+                at = f"at C = {row['concurrency']:.0f}, {row['prompt_tokens']:,.0f} in"
+                shared = {"engine": engine}
+                first_part, *rest = p["waterfall"]
+                tpot = {
+                    "parts": [tuple(first_part), *_small_together(rest, sum(v for _, v in p["waterfall"]))],
+                    "measured": row["tpot_mean_s"],
+                    "what": f"TPOT {at}",
+                    "id": f"waterfall-{sweep}",
+                }
+                drawn.append(tpot | shared)
+                first = first_token_parts((p.get("breakdown") or {}).get("ttft_s") or {})
+                if first and row.get("ttft_mean_s"):
+                    ttft = {"parts": first, "measured": row["ttft_mean_s"], "what": f"TTFT {at}"}
+                    drawn.append(ttft | {"id": f"waterfall-ttft-{sweep}"} | shared)
+                break
+    return drawn
+
+
+def first_token_parts(parts: Mapping[str, float]) -> list[tuple[str, float]]:
+    """TTFT by cause: the prompt's own prefill, then the rest by size; what is below 0.5 % in sum as one."""
+    from ..predictor.explain import LABELS
+
+    named = [(LABELS.get(n, n.removesuffix("_s").replace("_", " ")), v) for n, v in parts.items()]
+    named.sort(key=lambda part: (part[0] != LABELS["own_prefill_s"], -part[1]))
+    return _small_together(named, sum(parts.values()))
+
+
+def _small_together(parts: Sequence[Sequence[Any]], total_s: float) -> list[tuple[str, float]]:
+    """Parts (label, seconds) with those below 0.5 % of the total in one, which is left out where it would show as 0."""
+    kept = [(label, v) for label, v in parts if abs(v) >= 0.005 * total_s]
+    small = sum(v for _, v in parts) - sum(v for _, v in kept)
+    return [*kept, ("small parts", small)] if abs(small) >= 0.0005 * total_s and kept else kept
+
+
+def run_cost(
+    sessions: Iterable[Mapping[str, Any]], spent: Iterable[Mapping[str, Any]], price_per_hour: float
+) -> dict[str, float]:
+    """What the machine's time went into and what it cost, over the sessions that worked on an engine.
+
+    sessions: provenance's records; spent: sessions.Sessions.spent(). Returns seconds: wall_s in all, measuring_s inside
+    points that were kept, starting_s until engines answered, overhead_s the rest (notebooks, engines ending, drawing,
+    and lost_s: points that a fault or an interruption cost); their shares of wall_s; and cost.
+    """
+    notes = [(_epoch_s(n["began_utc"]), n["seconds"], n["what"]) for n in spent]
+    wall_s, inside = 0.0, set()
+    for session in sessions:
+        begin = _epoch_s(session["started_utc"])
+        end = begin + (session["seconds"] or 0.0) + SESSION_SLACK_S
+        own = {i for i, (at, _, _) in enumerate(notes) if begin <= at < end}
+        if own:  # a session that only told again costs nothing
+            wall_s += max(session["seconds"] or 0.0, *(notes[i][0] + notes[i][1] - begin for i in own))
+        inside |= own
+    by_hand_s = sum(seconds for i, (_, seconds, _) in enumerate(notes) if i not in inside)
+    wall_s += by_hand_s
+    told = {f"{kind}_s": sum(s for _, s, what in notes if what == kind) for kind in ("measuring", "starting", "lost")}
+    told |= {"wall_s": wall_s, "overhead_s": max(0.0, wall_s - told["measuring_s"] - told["starting_s"])}
+    shares = {f"{k}_share": told[f"{k}_s"] / wall_s if wall_s else 0.0 for k in ("measuring", "starting", "overhead")}
+    return {**told, **shares, "cost": wall_s / 3600 * price_per_hour}
+
+
+def spent_on(points: Any, facts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What run_cost takes, of a run that kept no account of its time: from its points and its engines' last starts."""
+    begun = sorted((p for p in points if p.get("started_at")), key=lambda p: p["started_at"], reverse=True)
+    measuring = [
+        {"what": "measuring", "began_utc": p["started_at"], "seconds": p.get("wall_s") or p.get("seconds") or 0.0}
+        for p in begun
+    ]
+    first = {p["engine"]: p["started_at"] for p in begun}  # its engine's start is counted to the session of that point
+    return measuring + [
+        {"what": "starting", "began_utc": first[name], "seconds": f["startup_s"]}
+        for name, f in facts.items()
+        if name in first and f.get("startup_s")
+    ]
+
+
+def _epoch_s(time_utc: str) -> float:
+    return datetime.fromisoformat(time_utc).timestamp()

@@ -1,0 +1,77 @@
+"""What other predictors say of a run's points: read from peers.csv in the run's folder, scored on the same points.
+
+peers.csv has one row a peer × point: `peer` (its name and version), sweep, engine, point, and any of ttft_s, tpot_s,
+output_tok_per_s, decode_tok_per_s, e2e_s, request_rate_per_s; an empty field is "says nothing". Further columns are
+the peer's own settings and are not read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..common import files
+from ..common.errors import ServebookError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FILE = "peers.csv"
+NEEDED = ("peer", "sweep", "engine", "point")
+
+
+def read(run_dir: Path) -> list[dict[str, Any]]:
+    """One stage a peer, in the file's order, as score.score takes them; [] where the run has no peers.csv.
+
+    Raises ServebookError for a missing column, a row that names no point, and a value that no figure can be.
+    """
+    from .score import MEASURED
+
+    path = Path(run_dir) / FILE
+    stages: dict[str, list[dict[str, Any]]] = {}
+    for where, row in files.read_csv(path, NEEDED) if path.exists() else []:
+        if unnamed := [c for c in NEEDED if not row[c]]:
+            raise ServebookError(f"{unnamed[0]} is empty", where, "Name the peer and its point")
+        metrics = {metric: _figure(metric, row[metric], where) for metric in MEASURED if row.get(metric)}
+        point = {k: row[k] for k in ("sweep", "engine", "point")}
+        stages.setdefault(row["peer"], []).append(point | {"metrics": metrics})
+    return [{"stage": peer, "points": points} for peer, points in stages.items()]
+
+
+def _figure(metric: str, text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ServebookError(f"{metric} is {text!r}", where, "Write a positive number, or leave the cell empty")
+    return value
+
+
+def beside(
+    points: Any, frozen: Iterable[Mapping[str, Any]], peers: Iterable[Mapping[str, Any]], taught: set[tuple[int, int]]
+) -> pd.DataFrame:
+    """Each peer's mean absolute error beside that of each engine's best frozen stage, over the points that the peer
+    speaks of and that were held out of calibration (`taught`: its prompt and output tokens), C = 1 left out.
+
+    Columns: peer, engine, metric, points, peer_error, own_error (shares of the measured value).
+    """
+    import pandas as pd
+
+    from . import score
+
+    own = score.final(score.held_out(score.score(points, list(frozen)), taught))
+    keys = [*score.KEY, "metric"]
+    rows = []
+    for peer in peers:
+        said = score.score(points, [peer])
+        both = own.merge(said[[*keys, "error_share"]], on=keys, suffixes=("", "_peer"))
+        both = both[both["concurrency"].fillna(2) > 1]
+        for (engine, metric), group in both.groupby(["engine", "metric"], sort=False):
+            rows.append(
+                {"peer": peer["stage"], "engine": engine, "metric": metric, "points": len(group)}
+                | {"peer_error": group["error_share_peer"].abs().mean(), "own_error": group["error_share"].abs().mean()}
+            )
+    return pd.DataFrame(rows, columns=["peer", "engine", "metric", "points", "peer_error", "own_error"])

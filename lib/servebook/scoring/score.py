@@ -1,0 +1,270 @@
+"""Predictions against measurements: error, verdict, share inside the interval, and where the largest misses lie.
+
+Works on what the stages before wrote: the run's points (one row a point) and its frozen predictions. Knows nothing
+of models, GPUs or engines. Signs: `error_share` = predicted / measured − 1, so +0.25 means predicted a quarter too
+high; `ratio` = measured / predicted, as the ratio panels draw it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..run_folder import frozen_predictions
+from .audit import REPEATED
+
+HIT, NEAR = 0.10, 0.25  # largest |error_share| of each verdict
+
+# predicted metric -> measured columns, the first that holds a value counts; then its 95 % interval, if any
+MEASURED: dict[str, tuple[tuple[str, ...], tuple[str, str] | None]] = {
+    "ttft_s": (("ttft_mean_s", "ttft_p50_s"), ("ttft_ci_low_s", "ttft_ci_high_s")),
+    "tpot_s": (("tpot_mean_s", "tpot_p50_s"), ("tpot_ci_low_s", "tpot_ci_high_s")),
+    "e2e_s": (("e2e_mean_s", "e2e_p50_s"), None),
+    "output_tok_per_s": (("output_tok_per_s",), ("output_tok_per_s_ci_low", "output_tok_per_s_ci_high")),
+    "decode_tok_per_s": (("decode_tok_per_s",), None),
+    "request_rate_per_s": (("request_rate_per_s",), None),
+}
+KEY = ["sweep", "engine", "point"]
+CONDITIONS = ["concurrency", "rate_per_s", "prompt_tokens", "output_tokens"]
+REGIME_WORDS = {
+    "queue": ("queue", "wait"),
+    "mixed step": ("mixed", "of_others"),
+    "host": ("host", "overhead", "front", "launch", "gap"),
+    "memory": ("memory", "weight", "kv", "bytes", "bandwidth", "recopy"),
+    "compute": ("compute", "flop", "gemm", "prefill", "attention", "power"),
+    "links": ("links",),
+}
+
+
+def complete_frame(points: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Points with every column that charts and scores read, in whatever form they come; what is unknown is NaN."""
+    frame = points.copy() if isinstance(points, pd.DataFrame) else pd.DataFrame(list(points))
+    text = [*KEY, "verdict", "stop_reason"]
+    numbers = [*CONDITIONS, "requests", "failures", "arrival_rate_per_s"]
+    for columns, interval in MEASURED.values():
+        numbers += [*columns, *(interval or ())]
+    numbers += [f"{m}_{q}_s" for m in ("ttft", "tpot", "e2e") for q in ("p50", "p99")]
+    for column in text:
+        frame[column] = frame[column].astype(object) if column in frame else None
+    for column in dict.fromkeys(numbers):
+        frame[column] = pd.to_numeric(frame[column], errors="coerce") if column in frame else np.nan
+    frame["decode_tok_per_s_ci_low"], frame["decode_tok_per_s_ci_high"] = _rate_interval(frame)
+    return frame
+
+
+def _rate_interval(frame: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    # decode rate = running / TPOT, so its interval is the TPOT interval turned over
+    base = frame["decode_tok_per_s"] * frame["tpot_mean_s"]
+    return base / frame["tpot_ci_high_s"], base / frame["tpot_ci_low_s"]
+
+
+def prediction_frame(predictions: Mapping[str, Any] | Iterable[Mapping[str, Any]] | pd.DataFrame) -> pd.DataFrame:
+    """One row per stage × point × metric: value, low, high, regime.
+
+    Takes the contents of predictions.json, its "frozen" list, or a bare list of predicted points. Of a stage's
+    predictions of a point the newest counts: it was frozen before the point was measured (see frozen_predictions).
+    """
+    if isinstance(predictions, pd.DataFrame):
+        return predictions
+    entries: list[Any] = list(predictions["frozen"] if isinstance(predictions, Mapping) else predictions)
+    if entries and "points" not in entries[0]:
+        entries = [{"stage": "predicted", "points": entries}]
+    rows = []
+    for entry in frozen_predictions.standing(entries):
+        for point in entry["points"]:
+            regimes = point.get("breakdown") or {}
+            for metric, said in (point.get("metrics") or {}).items():
+                span = said if isinstance(said, Mapping) else {"value": said}
+                value, low, high = span.get("value"), span.get("low"), span.get("high")
+                if value is None:
+                    continue
+                rows.append(
+                    {"stage": entry["stage"]}
+                    | {k: point.get(k) for k in [*KEY, *CONDITIONS]}
+                    | {"metric": metric, "predicted": value, "low": low, "high": high}
+                    | {"regime": regime(regimes, metric, point.get("output_tokens")), "fits": point.get("fits", True)}
+                )
+    columns = ["stage", *KEY, *CONDITIONS, "metric", "predicted", "low", "high", "regime", "fits"]
+    frame = pd.DataFrame(rows, columns=columns)
+    numbers = [*CONDITIONS, "predicted", "low", "high"]
+    frame[numbers] = frame[numbers].apply(pd.to_numeric, errors="coerce").astype(float)  # also of no row at all
+    return frame
+
+
+def regime(breakdown: Mapping[str, Any], metric: str = "", output_tokens: int | None = None) -> str:
+    """What a prediction says the time of `metric` is bound by: queue, mixed step, host, memory, compute or links.
+
+    breakdown: seconds by cause, or one such mapping a metric ({"ttft_s": {...}, "tpot_s": {...}}: request latency and
+    the rates of whole requests take both, TPOT times the tokens after the first). The cause with the largest time
+    decides; "regime" in a breakdown names it outright. "unknown" when it says nothing.
+    """
+    if isinstance(named := breakdown.get("regime"), str):
+        return named
+    parts = {k: v for k, v in breakdown.items() if isinstance(v, Mapping)}
+    if not parts:
+        return _largest(breakdown)
+    if metric in parts:
+        return _largest(parts[metric])
+    first, token = parts.get("ttft_s", {}), parts.get("tpot_s", {})
+    if metric == "decode_tok_per_s" or not output_tokens:
+        return _largest(token)
+    after = output_tokens - 1
+    return _largest({k: _seconds(first, k) + after * _seconds(token, k) for k in {**first, **token}})
+
+
+def _seconds(parts: Mapping[str, Any], key: str) -> float:
+    value = parts.get(key, 0.0)
+    return float(value) if isinstance(value, int | float) and np.isfinite(value) else 0.0
+
+
+def _largest(parts: Mapping[str, Any]) -> str:
+    total: dict[str, float] = {}
+    for key in parts:
+        cause = next((r for r, words in REGIME_WORDS.items() if any(w in key for w in words)), None)
+        if cause and key.endswith("_s"):
+            total[cause] = total.get(cause, 0.0) + _seconds(parts, key)
+    return max(total, key=total.__getitem__) if any(total.values()) else "unknown"
+
+
+def measured_frame(points: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Points in long form: one row per point × metric with measured, measured_low, measured_high and n."""
+    frame = complete_frame(points)
+    parts = []
+    for metric, (columns, interval) in MEASURED.items():
+        values = frame[columns[0]]
+        for other in columns[1:]:
+            values = values.fillna(frame[other])
+        low, high = interval or (f"{metric}_ci_low", f"{metric}_ci_high")
+        part = frame[[*KEY, *CONDITIONS, "verdict", "arrival_rate_per_s"]].copy()
+        part["metric"], part["measured"], part["n"] = metric, values, frame["requests"]
+        part["measured_low"] = frame.get(low, np.nan)
+        part["measured_high"] = frame.get(high, np.nan)
+        parts.append(part.dropna(subset=["measured"]))
+    parts = [p for p in parts if len(p)] or parts[:1]
+    return pd.concat(parts, ignore_index=True)
+
+
+def verdict(error_share: float) -> str:
+    """hit (|error| ≤ 10 %), near (≤ 25 %) or miss."""
+    size = abs(error_share)
+    return "hit" if size <= HIT else "near" if size <= NEAR else "miss"
+
+
+def is_repeated(points: pd.DataFrame) -> pd.Series:
+    """Which points send prompts again on purpose: subjects of the prefix-cache experiment."""
+    return points.get("reasons", pd.Series("", points.index)).astype(str).str.contains(REPEATED, regex=False)
+
+
+def score(
+    points: pd.DataFrame | Iterable[Mapping[str, Any]],
+    predictions: Mapping[str, Any] | Iterable[Mapping[str, Any]],
+    *,
+    repeated: bool = False,
+) -> pd.DataFrame:
+    """One row per stage × point × metric that was both predicted and measured.
+
+    Columns: stage, sweep, engine, point, the point's conditions, metric, predicted, low, high, measured,
+    measured_low, measured_high, n, arrival_rate_per_s (what arrived in an open loop's window, where rate_per_s is what
+    was asked for), error_share, ratio, inside (None without an interval), verdict, regime, data ("valid" or
+    "suspect"). Invalid points are left out. So are calibration points of a calibrated stage: the
+    prediction has seen them. repeated: instead of all others, the points that send prompts again on purpose, which are
+    invalid as figures of their engine but predicted with the prefix cache that they find ("repeated").
+    """
+    predicted = prediction_frame(predictions)
+    frame = complete_frame(points)
+    frame.loc[is_repeated(frame), "verdict"] = "repeated"
+    measured = measured_frame(frame)
+    wanted = measured["verdict"] == "repeated" if repeated else ~measured["verdict"].isin(["invalid", "repeated"])
+    measured = measured[wanted & (measured["measured"] > 0)]
+    rows = predicted.merge(measured.drop(columns=CONDITIONS).rename(columns={"verdict": "data"}), on=[*KEY, "metric"])
+    seen = (rows["sweep"] == "calibration") & rows["stage"].astype(str).str.startswith("calibrated")
+    rows = rows[~seen & (rows["predicted"] > 0)].reset_index(drop=True)
+    rows["error_share"] = rows["predicted"] / rows["measured"] - 1
+    rows["ratio"] = rows["measured"] / rows["predicted"]
+    known = rows["low"].notna() & rows["high"].notna()
+    inside = (rows["low"] <= rows["measured"]) & (rows["measured"] <= rows["high"])
+    rows["inside"] = inside.astype(object).where(known, None)
+    rows["verdict"] = [verdict(e) for e in rows["error_share"]]
+    rows["data"] = rows["data"].fillna("valid")
+    return rows
+
+
+def summary(scores: pd.DataFrame, by: Sequence[str] = ("stage", "engine", "metric")) -> pd.DataFrame:
+    """Per group: points, mean absolute error (share of the measured value), mean signed error, worst error, share
+    inside the predicted interval, and counts of hit, near and miss."""
+    rows = []
+    for key, group in scores.groupby(list(by), sort=True):
+        inside = group["inside"].dropna()
+        counts = group["verdict"].value_counts()
+        worst = group.loc[group["error_share"].abs().idxmax()]
+        rows.append(
+            dict(zip(by, key, strict=True))
+            | {
+                "points": len(group),
+                "mean_abs_error": group["error_share"].abs().mean(),
+                "mean_error": group["error_share"].mean(),
+                "worst_error": worst["error_share"],
+                "worst_point": f"{worst['sweep']} {worst['point']}",
+                "inside_share": inside.astype(float).mean() if len(inside) else np.nan,
+            }
+            | {v: int(counts.get(v, 0)) for v in ("hit", "near", "miss")}
+        )
+    tail = [
+        "points",
+        "mean_abs_error",
+        "mean_error",
+        "worst_error",
+        "worst_point",
+        "inside_share",
+        "hit",
+        "near",
+        "miss",
+    ]
+    return pd.DataFrame(rows, columns=[*by, *tail])
+
+
+def best_stage(scores_or_predictions: pd.DataFrame, engine: str) -> str | None:
+    """The stage that a chart shows for an engine: its own calibrated one, else the datasheet one, else the first."""
+    own = scores_or_predictions[scores_or_predictions["engine"] == engine]["stage"].dropna().astype(str)
+    for wanted in (f"calibrated:{engine}", "calibrated", "datasheet"):
+        if (own == wanted).any():
+            return wanted
+    return None if own.empty else str(own.iloc[0])
+
+
+def held_out(scores: pd.DataFrame, taught: Iterable[tuple[int, int]]) -> pd.DataFrame:
+    """Without the points that calibration learned from: its own, and those at C = 1 of the same lengths.
+
+    taught: (prompt tokens, output tokens) of the calibration points.
+    """
+    lengths = set(taught)
+    kept = [
+        r.sweep != "calibration" and not (r.concurrency == 1 and (r.prompt_tokens, r.output_tokens) in lengths)
+        for r in scores.itertuples()
+    ]
+    return scores[np.array(kept, dtype=bool)].reset_index(drop=True)
+
+
+def final(scores: pd.DataFrame) -> pd.DataFrame:
+    """Only the rows of each engine's best stage: the predictions that the charts draw."""
+    keep = {e: best_stage(scores, e) for e in scores["engine"].unique()}
+    return scores[scores["stage"] == scores["engine"].map(keep)].reset_index(drop=True)
+
+
+def largest_misses(scores: pd.DataFrame, n: int = 5, stage: str | None = None) -> pd.DataFrame:
+    """The n largest errors, one a engine × sweep × metric (its worst point), with `also`: how many other points of
+    that group are a miss. Without `stage`, each engine's best stage counts."""
+    rows = scores[scores["stage"] == stage] if stage else final(scores)
+    # on the log scale twice too high and half too low are the same miss
+    rows = rows.assign(size=np.log(rows["ratio"]).abs())
+    picked = []
+    for _, group in rows.groupby(["engine", "sweep", "metric"], sort=True):
+        worst = group.loc[group["size"].idxmax()].copy()
+        worst["also"] = int((group["verdict"] == "miss").sum() - (worst["verdict"] == "miss"))
+        picked.append(worst)
+    if not picked:
+        return rows.assign(also=0).head(0)
+    return pd.DataFrame(picked).sort_values("size", ascending=False, kind="stable").head(n).reset_index(drop=True)
