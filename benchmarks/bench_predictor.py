@@ -35,8 +35,8 @@ from servebook.predictor.scheduler import SchedulerConfig
 from servebook.predictor.server_limits import server
 from servebook.predictor.simulated_clients import Prompt, Traffic
 from servebook.predictor.steptime import VllmTimes
-from servebook.run_folder import frozen_predictions, results
-from servebook.scoring import peers, score
+from servebook.run_folder import results
+from servebook.scoring import peers, score, standing
 
 ROOT = Path(__file__).parents[1]
 RUNS = {"A40": ("a40-qwen2.5-7b", "qwen2.5-7b"), "A100": ("a100-qwen3-8b", "qwen3-8b")}
@@ -165,8 +165,8 @@ class Reference:
         self.shape = model.load_shape(self.params.model, self.dir)
         self.gpu = hardware.Gpu(**self._json("hardware.json")["gpu"])
         self.points = results.read_points(self.dir)
-        self._measured = {frozen_predictions.key(p): p for p in self.points}
-        self._standing = frozen_predictions.standing(self._json("predictions.json")["frozen"])
+        self._measured = {standing.key(p): p for p in self.points}
+        self._standing = standing.standing(self._json("predictions.json")["frozen"])
         self.frozen = self._cells(self._standing)
         # others say nothing of other engines than vLLM, and give no intervals
         self.peers = {
@@ -199,7 +199,7 @@ class Reference:
         for entry in entries:
             engine = entry["stage"].partition(":")[2]
             for p in entry["points"]:
-                m = self._measured.get(frozen_predictions.key(p))
+                m = self._measured.get(standing.key(p))
                 if not engine or m is None or p["sweep"] == "calibration":
                     continue
                 group = "open" if m["rate_per_s"] else "C>1" if m["concurrency"] > 1 else "C=1"

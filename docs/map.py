@@ -1,7 +1,7 @@
 """Writes docs/map.md, the one-page map of the code, from the modules' own docstrings: `python docs/map.py`.
 
-A package may import from itself and from those before it. Every import counts: at the top of a module, inside functions,
-and those for type checkers alone. Modules may not import each other in a circle.
+A package may import from itself and from those before it. Every import counts: at the top of a module, inside
+functions, and those for type checkers alone. Modules may not import each other in a circle.
 """
 
 from __future__ import annotations

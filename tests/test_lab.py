@@ -15,7 +15,7 @@ from servebook.config.points import PointSpec
 from servebook.hardware.catalog import Gpu
 from servebook.lab import explore, runs, setting
 from servebook.predictor import predict
-from servebook.run import live, live_view
+from servebook.run import live, live_state, live_view
 from servebook.run_folder import results
 
 ROOT = Path(__file__).parents[1]
@@ -207,7 +207,7 @@ def write_rows(book: Book, point: str, *phases: str) -> None:
 
 def test_a_run_is_followed_from_its_files(tmp_path: Path) -> None:
     book = Book(tmp_path)
-    follower = live.Follower(book, book.points)
+    follower = live_state.Follower(book, book.points)
     state = follower.look()
     assert state.now is None and state.left_s == pytest.approx(90, abs=1)
     assert "starting vllm" in live_view.progress(follower, state, [])
@@ -237,7 +237,7 @@ def test_a_point_that_is_measured_again_is_done_when_it_is_new(tmp_path: Path) -
     book = Book(tmp_path)
     old = {"sweep": "s", "engine": "vllm", "point": "c0001", "ttft_mean_s": 0.5, "started_at": "then"}
     results.write_point(tmp_path, old)
-    follower = live.Follower(book, book.points)
+    follower = live_state.Follower(book, book.points)
     assert follower.look().done == []
     results.write_point(tmp_path, {**old, "ttft_mean_s": 0.2, "started_at": "now"})
     assert follower.look().done == [(book.points[0], {"ttft_s": 0.2, "tpot_s": None})]
@@ -245,7 +245,7 @@ def test_a_point_that_is_measured_again_is_done_when_it_is_new(tmp_path: Path) -
 
 def test_a_torn_row_waits_for_its_end(tmp_path: Path) -> None:
     book = Book(tmp_path)
-    follower = live.Follower(book, book.points)
+    follower = live_state.Follower(book, book.points)
     follower.hear("s vllm c0001: measured 0/2")
     write_rows(book, "c0001", "measured")
     path = results.rows_path(tmp_path, "s", "vllm", "c0001")

@@ -19,7 +19,7 @@ from servebook.predictor import capacity, predict, scenario, server_limits
 from servebook.predictor import plan as planning
 from servebook.predictor.priors import vllm_priors
 from servebook.run_folder import frozen_predictions
-from servebook.scoring import score
+from servebook.scoring import score, standing
 
 ROOT = Path(__file__).parents[1]
 _spec = importlib.util.spec_from_file_location("bench_predictor", ROOT / "benchmarks" / "bench_predictor.py")
@@ -291,12 +291,12 @@ def test_a_point_added_later_gets_ink_and_the_measured_keep_theirs(tmp_path, dat
     stands = frozen_predictions.freeze(tmp_path, "calibrated:vllm", later)
     stored = json.loads((tmp_path / "predictions.json").read_text())["frozen"]
     assert stored[0] == first and stored[1]["additional"] and not stored[1]["late"]
-    added = {frozen_predictions.key(p) for p in stored[1]["points"]}
+    added = {standing.key(p) for p in stored[1]["points"]}
     assert ("short", "vllm", "c0008") in added and ("short", "vllm", "c0001") not in added
-    by_key = {frozen_predictions.key(p): p for p in stands["points"]}
+    by_key = {standing.key(p): p for p in stands["points"]}
     assert by_key["short", "vllm", "c0001"] in first["points"]  # measured: as it was written before
     assert by_key["short", "vllm", "c0008"] in stored[1]["points"]
-    assert set(by_key) == {frozen_predictions.key(p) for p in datasheet["points"]}
+    assert set(by_key) == {standing.key(p) for p in datasheet["points"]}
     scored = score.prediction_frame(stored)
     one = scored[(scored["point"] == "c0008") & (scored["engine"] == "vllm") & (scored["metric"] == "tpot_s")]
     assert len(one) == 1
@@ -304,7 +304,7 @@ def test_a_point_added_later_gets_ink_and_the_measured_keep_theirs(tmp_path, dat
     assert frozen_predictions.freeze(tmp_path, "calibrated:vllm", later | {"inputs": {"y": 2}}) == stands
     # parameters changed: the point is measured again, and what it will be scored against is frozen before
     again = frozen_predictions.freeze(tmp_path, "calibrated:vllm", later | {"inputs": {"y": 3}}, measured=set())
-    renewed = next(p for p in again["points"] if frozen_predictions.key(p) == ("short", "vllm", "c0001"))
+    renewed = next(p for p in again["points"] if standing.key(p) == ("short", "vllm", "c0001"))
     assert renewed == moved(by_key["short", "vllm", "c0001"])
 
 

@@ -32,7 +32,7 @@ sweeps:
 
 
 def specs(engine: str) -> list[points.PointSpec]:
-    return points.sweep_points(params.loads(RUN), "warm", engine)
+    return params.loads(RUN).sweep_points("warm", engine)
 
 
 def test_repeated_points_only_where_something_is_cached() -> None:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import Field, field_validator, model_validator
 
 from ..common.errors import ServebookError
 from . import strict_yaml
+from .engines import BatchingEngine, Engine, NaiveEngine, OpenAIEngine, VllmEngine
 from .param_types import (
     Count,
     Name,
     NotNegative,
-    Port,
     Positive,
     Requests,
     RunName,
@@ -27,9 +27,9 @@ from .param_types import (
     Share,
     Strict,
     SweepName,
-    Url,
     unfit,
 )
+from .points import CALIBRATION, PointSpec
 from .sweeps import ArrivalRateSweep, ConcurrencySweep, PrefixCacheSweep, PromptLengthSweep, Sweep
 
 __all__ = [
@@ -87,79 +87,6 @@ class HardwareParams(Strict):
         if bool(self.gpu) == bool(self.figures):
             raise ValueError("give exactly one of gpu (a catalog name or detect) and figures")
         return self
-
-
-class NaiveEngine(Strict):
-    """Transformers behind one FIFO lock, batch 1."""
-
-    batches: ClassVar[bool] = False
-    prefix_caching: ClassVar[bool] = False
-    kind: Literal["naive"]
-    port: Port | None = None  # a free one is chosen unless given
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    startup_timeout_s: Seconds = 900
-    restart_after_failure: bool = True  # once, for the next point; false: what is left of the session is left out
-
-
-class BatchingEngine(Strict):
-    """What any engine with continuous batching is told or assumed to do; the predictor reads it under these names.
-
-    What is None is left to the engine's own default, which the predictor takes to be vLLM's.
-    """
-
-    batches: ClassVar[bool] = True
-    kind: str
-    port: Port | None = None  # a free one is chosen unless given
-    max_num_batched_tokens: Count | None = None  # tokens of one step, over all requests
-    max_num_seqs: Count | None = None
-    max_model_len: Count | None = None
-    gpu_memory_utilization: Share = 0.9
-    cpu_kv_cache_gib: Positive = 1.0  # only where the engine runs on the CPU
-    prefix_caching: bool = True
-    enforce_eager: bool = False
-    tensor_parallel_size: Count = 1
-    pipeline_parallel_size: Count = 1
-    data_parallel_size: Count = 1
-    env: dict[str, str] = {}
-    startup_timeout_s: Seconds = 900
-    restart_after_failure: bool = True  # once, for the next point; false: what is left of the session is left out
-
-
-class VllmEngine(BatchingEngine):
-    """The real vLLM server as a child process."""
-
-    kind: Literal["vllm"]
-    # left out of what a run stores unless given: points measured before it existed stay valid
-    distributed_executor_backend: Annotated[
-        Literal["mp", "ray", "uni"] | None, Field(exclude_if=lambda value: value is None)
-    ] = None
-    extra_args: list[str] = []  # further flags of vLLM's server, as typed
-
-
-class OpenAIEngine(BatchingEngine):
-    """Any other OpenAI-compatible server: one that runs at `url` and is left running, or one that `command` starts.
-
-    The settings of BatchingEngine are what the predictor assumes of it; they reach the server only where `command`
-    names them.
-    """
-
-    kind: Literal["openai"]
-    url: Url | None = None  # e.g. http://127.0.0.1:8000 (without /v1)
-    # argv; {port}, {model} (folder or Hub id), {name} (to serve it under), and any field of these parameters
-    command: Annotated[list[str], Field(min_length=1)] | None = None
-    model: str | None = None  # the first of /v1/models unless given
-    api_key_env: str | None = None  # name of the environment variable that holds the key
-
-    @model_validator(mode="after")
-    def _one_source(self) -> OpenAIEngine:
-        if bool(self.url) == bool(self.command):
-            raise ValueError("give exactly one of url (a server that runs) and command (one to start)")
-        if self.command and self.api_key_env:
-            raise ValueError("a server that command starts listens on this machine only: leave api_key_env out")
-        return self
-
-
-Engine = Annotated[NaiveEngine | VllmEngine | OpenAIEngine, Field(discriminator="kind")]
 
 
 class CalibrationPoint(Strict):
@@ -250,6 +177,32 @@ class RunParams(Strict):
                         f"sweep {name} names the engine {engine!r}; this run has {', '.join(self.engines)}"
                     )
         return self
+
+    def calibration_points(self, engine: str) -> list[PointSpec]:
+        """The C = 1 points that the predictor may learn from, in the order given."""
+        return [
+            PointSpec(
+                CALIBRATION,
+                engine,
+                f"p{p.prompt_tokens:05d}-o{p.output_tokens:04d}",
+                "calibration",
+                p.prompt_tokens,
+                p.output_tokens,
+                concurrency=1,
+                fixed_requests=p.requests,
+            )
+            for p in self.calibration
+        ]
+
+    def sweep_points(self, sweep: str, engine: str, capacity_per_s: float | None = None) -> list[PointSpec]:
+        """The points of one sweep for one engine, cheapest load first; none where the engine takes no part.
+
+        capacity_per_s: the request rate that shares_of_capacity are shares of; without it such a sweep has no points.
+        """
+        s = self.sweeps[sweep]
+        if s.engines is not None and engine not in s.engines:
+            return []
+        return s.points(sweep, engine, self.engines[engine], capacity_per_s)
 
 
 def load(path: Path | str) -> RunParams:

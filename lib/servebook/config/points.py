@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .params import RunParams
 
 CALIBRATION = "calibration"  # the sweep that the C = 1 points belong to
 # What load client and predictor alike go by: the relative half-widths of the 95 % intervals of mean E2E and TTFT at
@@ -39,31 +35,3 @@ class RepeatedPoint(PointSpec):
 
 
 SAME = "same-"  # how the name of a RepeatedPoint begins
-
-
-def calibration_points(params: RunParams, engine: str) -> list[PointSpec]:
-    """The C = 1 points that the predictor may learn from, in the order given."""
-    return [
-        PointSpec(
-            CALIBRATION,
-            engine,
-            f"p{p.prompt_tokens:05d}-o{p.output_tokens:04d}",
-            "calibration",
-            p.prompt_tokens,
-            p.output_tokens,
-            concurrency=1,
-            fixed_requests=p.requests,
-        )
-        for p in params.calibration
-    ]
-
-
-def sweep_points(params: RunParams, sweep: str, engine: str, capacity_per_s: float | None = None) -> list[PointSpec]:
-    """The points of one sweep for one engine, cheapest load first; none where the engine takes no part.
-
-    capacity_per_s: the request rate that shares_of_capacity are shares of; without it such a sweep has no points yet.
-    """
-    s = params.sweeps[sweep]
-    if s.engines is not None and engine not in s.engines:
-        return []
-    return s.points(sweep, engine, params.engines[engine], capacity_per_s)

@@ -6,15 +6,13 @@ A new kind is one class here, with its name in `Sweep` at the end. See CONTRIBUT
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from .engines import Engine
 from .param_types import Clients, Count, Once, Positive, Rate, Strict, unfit
 from .points import SAME, PointSpec, RepeatedPoint
-
-if TYPE_CHECKING:
-    from .params import Engine
 
 
 class SweepKind(Strict):

@@ -17,7 +17,7 @@ from IPython.display import DisplayHandle, display
 from ..charts import lab_html
 from ..common.errors import ServebookError
 from ..hardware.catalog import Gpu
-from . import explore, runs
+from . import forecasts, runs
 from .setting import Setting, of_run
 
 # How long nothing is turned before what takes longer is drawn: intervals and cases, then the curves
@@ -69,8 +69,8 @@ class Panel:
 
         plain = [("vLLM's default", None)]
         self._controls: dict[str, Any] = {
-            "model": menu("model", explore.all_models()),
-            "gpu": menu("GPU", explore.all_gpus()),
+            "model": menu("model", forecasts.all_models()),
+            "gpu": menu("GPU", forecasts.all_gpus()),
             "engine": menu("engine", [("vLLM", "vllm"), ("naive server", "naive")]),
             "quantization": menu("weights", [("as they are", None), "fp8", "int8", "int4"]),
             "kv_cache_dtype": menu("KV cache", [("the model's type", "auto"), "fp8"]),
@@ -86,9 +86,9 @@ class Panel:
             "tpot_slo_s": number("TPOT ≤ ms", 5),
             "price_per_hour": number("price an hour", 0.1),
         }
-        self.run = menu("measured run", ["none", *explore.all_runs()], "340px")
+        self.run = menu("measured run", ["none", *forecasts.all_runs()], "340px")
         self.sweep = menu("its sweep", ["–"], "340px")
-        self.other = menu("compare with", ["–", *explore.all_gpus()])
+        self.other = menu("compare with", ["–", *forecasts.all_gpus()])
         c = self._controls
         columns = [
             [c["model"], c["gpu"], c["engine"], c["quantization"], c["kv_cache_dtype"]],
@@ -157,7 +157,7 @@ class Panel:
             self._measured = {}
             if self.run.value != "none":
                 run = runs.load(self.run.value)
-                for engine in explore.measured_engines(run):
+                for engine in forecasts.measured_engines(run):
                     for sweep in run.sweeps(engine):
                         self._measured[f"{sweep}, {engine}"] = (self.run.value, engine, sweep)
             names = list(self._measured) or ["–"]
@@ -171,7 +171,7 @@ class Panel:
     def _redraw(self) -> None:
         """The load's own figures at a glance, now; what takes longer, when the hand rests."""
         began = time.perf_counter()
-        self._draw("now", lambda: explore.glance(self.setting))
+        self._draw("now", lambda: forecasts.glance(self.setting))
         self.redraws_s.append(time.perf_counter() - began)
         self._later()
 
@@ -195,20 +195,20 @@ class Panel:
         self._draw_curves()
 
     def _draw_whole(self) -> None:
-        self._draw("now", lambda: explore.predict(self.setting))
+        self._draw("now", lambda: forecasts.predict(self.setting))
 
     def _draw_cases(self) -> None:
         other = [] if self.other.value == "–" else [self.other.value]
-        self._draw("cases", lambda: explore.what_if(self.setting, gpus=other))
+        self._draw("cases", lambda: forecasts.what_if(self.setting, gpus=other))
 
     def _draw_curves(self) -> None:
         self._draw("curves", self._curve)
 
     def _curve(self) -> Any:
         if self.sweep.value not in self._measured:
-            return explore.curve(self.setting)
+            return forecasts.curve(self.setting)
         run, engine, sweep = self._measured[self.sweep.value]
-        return explore.against(run, sweep, engine, self.setting)
+        return forecasts.against(run, sweep, engine, self.setting)
 
     def _draw(self, name: str, make: Callable[[], Any]) -> None:
         try:

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..common.errors import ServebookError
-from ..config import points
 from ..config.params import ArrivalRateSweep, BatchingEngine, Load, NaiveEngine, RunParams
 from ..config.points import PointSpec, RepeatedPoint
 from ..hardware.catalog import Gpu
@@ -231,7 +230,7 @@ def predict_run(
         f = forecaster(params, name, shape, gpu, facts=(facts or {}).get(name), measured=measured, samples=n_samples)
         out["constants"][name] = f.calibration.as_dict()
         out["servers"][name] = _limits(f.server)
-        specs = points.calibration_points(params, name)
+        specs = params.calibration_points(name)
         for sweep, s in params.sweeps.items():
             capacity = None
             if isinstance(s, ArrivalRateSweep) and (s.engines is None or name in s.engines):
@@ -239,7 +238,7 @@ def predict_run(
                 if capacity is not None:
                     capacity = round(capacity, 4)
                     out["capacity_per_s"][f"{sweep}/{name}"] = capacity
-            specs += points.sweep_points(params, sweep, name, capacity)
+            specs += params.sweep_points(sweep, name, capacity)
         sent: dict[str, int] = {}  # of each set of prompts, so far
         for spec in specs:
             out["points"].append(point := f.point(spec, cached_prompts=_still_cached(f.server, spec, sent)))

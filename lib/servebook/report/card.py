@@ -12,7 +12,6 @@ from ..common import files
 from ..run_folder import results
 from ..scoring import score
 from . import folder
-from .social import held_out_scores
 
 
 def write_card(run_dir: Path | str) -> Path:
@@ -35,7 +34,7 @@ def card(points: Any, predictions: Any, run: dict[str, Any]) -> Any:
         figure = Figure(figsize=(12, 6.3))
         title = textwrap.fill(str(run.get("title") or run.get("run") or "LLM serving"), 21)
         figure.text(0.05, 0.9, title, fontsize=29, fontweight="bold", va="top", linespacing=1.15)
-        scores = held_out_scores(points, predictions, run)
+        scores = score.held_out_of_run(points, predictions, run)
         final = score.final(scores) if len(scores) else scores
         rates = frame.dropna(subset=["output_tok_per_s"])
         left = []

@@ -13,8 +13,8 @@ from .. import charts
 from ..charts import words
 from ..common import files, stats
 from ..common.errors import ServebookError
-from ..run_folder import frozen_predictions, results
-from ..scoring import score
+from ..run_folder import results
+from ..scoring import score, standing
 from . import folder
 from .markup import Html, columns, table, where, with_range
 from .page import Body, write_page
@@ -111,7 +111,7 @@ def _as_engines(runs: dict[str, dict[str, Any]], engine: str, workload: str) -> 
                 kept[(p["sweep"], p["point"])] = p
         forecast = score.prediction_frame(run["frozen"])
         best = score.best_stage(forecast, engine)
-        for entry in frozen_predictions.standing(run["frozen"]["frozen"]):
+        for entry in standing.standing(run["frozen"]["frozen"]):
             if entry["stage"] == best:
                 own = [p for p in entry["points"] if p["engine"] == engine and (p["sweep"], p["point"]) in kept]
                 frozen.append({"stage": "datasheet" if best == "datasheet" else f"calibrated:{name}",

@@ -29,7 +29,7 @@ def social(points: Any, predictions: Any, run: dict[str, Any]) -> str:
     frame = score.complete_frame(points)
     frame = frame[(frame["verdict"] != "invalid") & (frame["sweep"] != "calibration")]
     frame = frame[frame["output_tok_per_s"].notna()]
-    scores = held_out_scores(points, predictions, run)
+    scores = score.held_out_of_run(points, predictions, run)
     lines = [f"# {run.get('title') or run.get('run') or 'An LLM serving run'}", ""]
     if frame.empty:
         return "\n".join([*lines, "Nothing was measured in this run.", ""])
@@ -61,9 +61,3 @@ def social(points: Any, predictions: Any, run: dict[str, Any]) -> str:
         lines += ["", "Random weights and random prompts: the times are real, the text is not."]
     lines += ["", "The page holds every point, every interval and the data: report.html", ""]
     return "\n".join(lines)
-
-
-def held_out_scores(points: Any, predictions: Any, run: dict[str, Any]) -> Any:
-    """The scores that the page shows: without what calibration had seen."""
-    taught = [(c["prompt_tokens"], c["output_tokens"]) for c in run.get("calibration") or []]
-    return score.held_out(score.score(points, predictions), taught)

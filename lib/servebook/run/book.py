@@ -5,28 +5,22 @@ What is read is in `stored`, which points are done in `ledger`, the measuring in
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..common import files
 from ..common.errors import ServebookError
 from ..common.files import ROOT
 from ..config import params, points
-from ..config.points import PointSpec
-from ..predictor import predict, roofline
-from ..run_folder import frozen_predictions, provenance
-from ..run_folder.sessions import STARTING
-from ..run_folder.stored_run import StoredRun
-from . import measuring
+from ..predictor import predict
+from ..run_folder import frozen_predictions
+from . import measuring, preflight
+from .preflight import Check
+from .working_run import WorkingRun
 
-if TYPE_CHECKING:
-    from .preflight import Check
-
-STORED = "SERVEBOOK_STORED"  # a stored run's folder: whatever is opened is that run, told again (see retell)
+STORED = "SERVEBOOK_STORED"  # a stored run's folder: whatever is opened is that run, told again (see replay)
 
 
 def find_params(path: str | Path) -> Path:
@@ -40,13 +34,8 @@ def outputs_folder() -> Path:
     return Path(os.environ.get("SERVEBOOK_OUTPUTS") or ROOT / "outputs")
 
 
-class Book(StoredRun):
-    """A run that can be worked on: opened from its parameters, predicted, served, measured.
-
-    listener: takes the lines of progress instead of the cell's output (see lab.live).
-    """
-
-    listener: Callable[[str, bool], None] | None = None
+class Book(WorkingRun):
+    """A run that can be worked on: opened from its parameters, predicted, served, measured."""
 
     PREFLIGHT = "preflight.json"  # in the run's folder: the checks of the machine that measured
 
@@ -54,8 +43,6 @@ class Book(StoredRun):
     def open(cls, params_path: str | Path, *, create: bool = False) -> Book:
         """The run of a parameter file. With create, its folder is made and the resolved parameters written into it."""
         if stored := os.environ.get(STORED):
-            from .replay import ToldAgain
-
             return ToldAgain.at(Path(stored))
         path_as_typed, path = params_path, find_params(params_path)
         run_params = params.load(path)
@@ -123,8 +110,6 @@ class Book(StoredRun):
 
     def preflight(self) -> list[Check]:
         """Whether this machine is fit to run it; kept with the run."""
-        from . import preflight
-
         checks = preflight.run(self.params, self.base, self.dir)
         files.write_json(self.dir / self.PREFLIGHT, [asdict(c) for c in checks])
         return checks
@@ -162,45 +147,6 @@ class Book(StoredRun):
         }
         return frozen_predictions.freeze(self.dir, stage, prediction, kept)
 
-    # --- engines ------------------------------------------------------------------------------------------------
-
-    def engine_names(self, only: str | None = None, sweep: str | None = None) -> list[str]:
-        """The engines a notebook works on: the one asked for, else all that take part in the sweep."""
-        if only and only not in self.params.engines:
-            raise ServebookError(f"no engine {only!r}", "ENGINE", f"This run has {', '.join(self.params.engines)}")
-        asked = [only] if only else list(self.params.engines)
-        return [n for n in asked if sweep is None or self.takes_part(n, sweep)]
-
-    @contextlib.contextmanager
-    def engine(self, name: str) -> Iterator[Any]:
-        """A running engine: the one this run already has, else a new one that ends with the block."""
-        with self.start(name) as running:
-            yield running
-
-    def start(self, name: str) -> Any:
-        """A running engine as `engine` gives it, for the caller to stop."""
-        from .. import engines
-
-        if running := engines.join(self.dir, name):
-            return running
-        with self.sessions.spending(STARTING, engine=name):
-            return engines.start(self.params, name, self.dir, base=self.base)
-
-    def restart(self, name: str) -> Any:
-        """A new engine in place of one that failed, whoever of this run started that; for the caller to stop."""
-        from .. import engines
-
-        with self.sessions.spending(STARTING, engine=name):
-            return engines.restart(self.params, name, self.dir, self.base)
-
-    def may_restart(self, name: str) -> bool:
-        """Whether an engine that failed may be started again in the same session."""
-        return self.params.engines[name].restart_after_failure
-
-    def engine_failed(self, name: str, why: str) -> None:
-        """Record that an engine did not start, for the report."""
-        files.write_json(self.dir / "engines" / f"{name}.failed.json", {"why": why, "time_utc": provenance.now_utc()})
-
     # --- measuring ----------------------------------------------------------------------------------------------
 
     def measure(self, sweep: str, engine: str, *, progress: bool = True) -> None:
@@ -209,35 +155,22 @@ class Book(StoredRun):
             self.predict()
         measuring.measure(self, sweep, engine, progress=progress)
 
-    def vocab(self) -> range:
-        """Token ids that prompts are drawn from: the upper part, clear of the special ids at the bottom."""
-        return range(min(1000, self.shape.vocab // 4), self.shape.vocab - self.shape.vocab // 64)
 
-    def batching(self, engine: str) -> bool:
-        """Whether an engine decodes requests together."""
-        return self.params.engines[engine].batches
+class ToldAgain(Book):
+    """A run as its notebooks see it while it is told again: what they would do was done, and stays."""
 
-    def floors(self, spec: PointSpec) -> dict[str, float]:
-        """Times that no server on this hardware can beat: the point is suspect where a figure is below."""
-        rates = (self.gpu.flops_per_s(self.shape.compute_dtype), self.gpu.bytes_per_s)
-        return {
-            "ttft_floor_s": roofline.ttft_bound_s(self.shape, *rates, prompt_tokens=spec.prompt_tokens),
-            "tpot_floor_s": roofline.tpot_bound_s(self.shape, *rates, batch=1, context_tokens=spec.prompt_tokens),
-        }
+    def preflight(self) -> list[Check]:
+        """The checks of the machine that measured, [] where none were kept."""
+        return [Check(**c) for c in files.read_json(self.dir / self.PREFLIGHT) or []]
 
-    def tell(self, text: str, aloud: bool) -> None:
-        """Say what is being done: to whoever watches the run, and in the notebook if aloud."""
-        self.sessions.set_status(text)
-        if aloud:
-            self.sessions.tell(text)
-        if self.listener:
-            self.listener(text, aloud)
-        elif aloud:
-            print(text, flush=True)
+    def predict(self, engine: str | None = None) -> dict[str, Any]:
+        """What stands in ink."""
+        stage = "datasheet" if engine is None else f"calibrated:{engine}"
+        if (entry := self.frozen(stage)) is None:
+            raise ServebookError(
+                f"nothing was frozen for the stage {stage}", str(self.dir), "Run `servebook run` first"
+            )
+        return entry
 
-    def begin_session(self, command: list[str] | None) -> None:
-        """Open a session of the pipeline and forget the engine failures of the last one."""
-        for stale in (self.dir / "engines").glob("*.failed.json"):
-            stale.unlink()
-        self.ledger.sort()
-        self.sessions.begin(command)
+    def measure(self, sweep: str, engine: str, *, progress: bool = True) -> None:
+        """Nothing: what was measured was measured."""

@@ -8,23 +8,14 @@ where no one watches.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
 
 from ..config.points import PointSpec
-from ..run_folder import results
-
-if TYPE_CHECKING:
-    from .book import Book
-
-EVERY_S = 1.0
-METRICS = ("ttft_s", "tpot_s")
+from . import live_view
+from .live_state import EVERY_S, Follower, State
+from .working_run import WorkingRun
 
 
 def in_lab() -> bool:
@@ -37,7 +28,7 @@ def in_lab() -> bool:
 
 
 @contextlib.contextmanager
-def watching(book: Book, specs: Sequence[PointSpec]) -> Iterator[None]:
+def watching(book: WorkingRun, specs: Sequence[PointSpec]) -> Iterator[None]:
     """Show the progress of measuring these points while the block runs, where someone watches; else do nothing."""
     if not in_lab():
         yield
@@ -58,122 +49,6 @@ class Interrupted(KeyboardInterrupt):
 
     def _render_traceback_(self) -> list[str]:  # IPython asks for it by this name
         return [f"{self}. Run the cell again to go on."]
-
-
-@dataclass
-class State:
-    """Where the measuring stands. done: (spec, its means) of every point of the sweep that is complete; now: the point
-    that is being measured, with the means so far over `rows` requests, of the warm-up as long as there is no other."""
-
-    done: list[tuple[PointSpec, Mapping[str, float | None]]]
-    now: PointSpec | None
-    means: Mapping[str, float | None]
-    rows: int
-    warm: bool
-    left_s: float | None
-    said: str
-
-
-class Follower:
-    """Follows a sweep on one engine through the run's folder. specs: which of its points are measured now."""
-
-    def __init__(self, book: Book, specs: Sequence[PointSpec]) -> None:
-        self.run_dir, self.todo = book.dir, list(specs)
-        self.sweep, self.engine = specs[0].sweep, specs[0].engine
-        self.specs = book.specs(self.engine, self.sweep)
-        self.predicted = {p["point"]: p for p in book.frozen_points(self.engine) if p["sweep"] == self.sweep}
-        self.said, self.engine_is_up = "", False
-        self.began = time.monotonic()
-        self._points: dict[str, Mapping[str, float | None]] = {}
-        self._before = {s.point: self._stored(s) for s in self.todo}  # measured again: what stands there is not it
-        self._tail: _Tail | None = None
-        self._now: PointSpec | None = None
-        self._now_began = self.began
-
-    def hear(self, text: str) -> None:
-        """A line of progress; the first of a point says that the engine serves."""
-        self.said = text
-        self.engine_is_up = self.engine_is_up or ": " in text
-
-    def look(self) -> State:
-        """Read what has come since the last look."""
-        left = [s for s in self.todo if not self._complete(s)]
-        now = left[0] if left and self.engine_is_up else None
-        if now is not self._now:
-            self._now, self._now_began = now, time.monotonic()
-            self._tail = _Tail(self._rows_path(now)) if now else None
-        means, rows, warm = self._tail.read() if self._tail else ({}, 0, True)
-        done = [(s, self._points[s.point]) for s in self.specs if s.point in self._points or self._complete(s)]
-        return State(done, now, means, rows, warm, self._left(left), self.said)
-
-    def interrupted(self) -> str:
-        """What an interruption leaves, in one line."""
-        state = self.look()
-        kept = len(self.todo) - sum(not self._complete(s) for s in self.todo)
-        rows = self._tail.rows if self._tail else 0
-        of_now = f"; the {rows} requests of {state.now.point} are in its rows" if state.now and rows else ""
-        return f"{self.sweep} {self.engine}: interrupted with {kept} of {len(self.todo)} points done{of_now}"
-
-    def _left(self, left: Sequence[PointSpec]) -> float | None:
-        """Seconds of measuring by the frozen predictions."""
-        walls = [wall for s in left if (wall := (self.predicted.get(s.point) or {}).get("wall_s")) is not None]
-        if not walls or len(walls) < len(left):
-            return None
-        spent = time.monotonic() - self._now_began if self._now else 0.0
-        return max(walls[0] - spent, 0.0) + sum(walls[1:])
-
-    def _complete(self, spec: PointSpec) -> bool:
-        if spec.point not in self._points:
-            point = self._stored(spec)
-            if point is None or point == self._before.get(spec.point):
-                return False
-            self._points[spec.point] = {m: point.get(m.replace("_s", "_mean_s")) for m in METRICS}
-        return True
-
-    def _stored(self, spec: PointSpec) -> dict[str, Any] | None:
-        return results.read_point(self.run_dir, spec.sweep, spec.engine, spec.point)
-
-    def _rows_path(self, spec: PointSpec) -> Path:
-        return results.rows_path(self.run_dir, spec.sweep, spec.engine, spec.point)
-
-
-class _Tail:
-    """The means over a point's rows, read as they are appended."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.offset, self.began = path, 0, time.time()
-        self.sums = {phase: {m: [0.0, 0] for m in METRICS} for phase in (True, False)}
-        self.count = {True: 0, False: 0}
-
-    @property
-    def rows(self) -> int:
-        """Answers read so far, the warm-up's among them."""
-        return sum(self.count.values())
-
-    def read(self) -> tuple[dict[str, float | None], int, bool]:
-        """(means, number of requests, whether they are the warm-up's)"""
-        with contextlib.suppress(OSError):
-            if self.path.stat().st_mtime >= self.began - 2 * EVERY_S:  # else an earlier attempt's
-                with self.path.open("rb") as rows:
-                    rows.seek(self.offset)
-                    data = rows.read()
-                whole = data.rfind(b"\n") + 1
-                self.offset += whole
-                for line in data[:whole].splitlines():
-                    self._add(json.loads(line))
-        warm = not self.count[False]
-        means = {m: total / n if n else None for m, (total, n) in self.sums[warm].items()}
-        return means, self.count[warm], warm
-
-    def _add(self, row: Mapping[str, Any]) -> None:
-        if not row.get("ok"):
-            return
-        warm = row.get("phase") != "measured"
-        self.count[warm] += 1
-        for metric in METRICS:
-            if (value := row.get(metric)) is not None:
-                self.sums[warm][metric][0] += value
-                self.sums[warm][metric][1] += 1
 
 
 class _View:
@@ -204,8 +79,6 @@ class _View:
                 self._handle.update(self._bundle(), raw=True)
 
     def _bundle(self) -> dict[str, str]:
-        from . import live_view
-
         return live_view.progress(self.follower, self.follower.look(), self._lines[-3:]).bundle()
 
 

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..charts import lab_html, words
 from ..config.points import PointSpec
-
-if TYPE_CHECKING:
-    from .live import Follower, State
+from .live_state import Follower, State
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 380, 150, 58, 24, 10
 NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT"}

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..common.errors import ServebookError
 from ..config.points import PointSpec
 from ..run_folder import results
 from ..run_folder.sessions import LOST, MEASURING
 from . import live
-
-if TYPE_CHECKING:
-    from .book import Book
+from .working_run import WorkingRun
 
 NO_RESTART = "{engine} had failed and is not started again (restart_after_failure: false)"
 LOG_LINES = 8  # of an engine's log, kept with a point that it cost
 
 
-def measure(book: Book, sweep: str, engine: str, *, progress: bool = True) -> None:
+def measure(book: WorkingRun, sweep: str, engine: str, *, progress: bool = True) -> None:
     """Measure what is missing of one sweep on one engine; starts the engine only if something is."""
     todo = book.ledger.todo(book.specs(engine, sweep))
     if todo:
@@ -35,7 +33,7 @@ def measure(book: Book, sweep: str, engine: str, *, progress: bool = True) -> No
 class _Measuring:
     """One sweep on one engine: `running` ends every server that this started."""
 
-    def __init__(self, book: Book, engine: str, running: contextlib.ExitStack, progress: bool) -> None:
+    def __init__(self, book: WorkingRun, engine: str, running: contextlib.ExitStack, progress: bool) -> None:
         self._book, self._engine, self._running, self._progress = book, engine, running, progress
 
     def run(self, todo: list[PointSpec]) -> None:

@@ -5,37 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from ..common import files
 from ..common.errors import ServebookError
-from .book import STORED, Book
+from . import pipeline
+from .book import STORED, ToldAgain
 from .notebook_execution import execute
-
-if TYPE_CHECKING:
-    from .preflight import Check
-
-
-class ToldAgain(Book):
-    """A run as its notebooks see it while it is told again: what they would do was done, and stays."""
-
-    def preflight(self) -> list[Check]:
-        """The checks of the machine that measured, [] where none were kept."""
-        from .preflight import Check
-
-        return [Check(**c) for c in files.read_json(self.dir / self.PREFLIGHT) or []]
-
-    def predict(self, engine: str | None = None) -> dict[str, Any]:
-        """What stands in ink."""
-        stage = "datasheet" if engine is None else f"calibrated:{engine}"
-        if (entry := self.frozen(stage)) is None:
-            raise ServebookError(
-                f"nothing was frozen for the stage {stage}", str(self.dir), "Run `servebook run` first"
-            )
-        return entry
-
-    def measure(self, sweep: str, engine: str, *, progress: bool = True) -> None:
-        """Nothing: what was measured was measured."""
 
 
 def retell(run_dir: Path, on_step: Callable[[str], None] = lambda _: None) -> None:
@@ -43,8 +17,6 @@ def retell(run_dir: Path, on_step: Callable[[str], None] = lambda _: None) -> No
 
     Raises ServebookError where one fails.
     """
-    from . import pipeline
-
     run_dir = Path(run_dir).resolve()
     book = ToldAgain.at(run_dir)
     if not book.stored_points():

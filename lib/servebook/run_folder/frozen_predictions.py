@@ -1,4 +1,4 @@
-"""Which frozen prediction counts for a point: the newest of its stage that was frozen before the point was measured.
+"""predictions.json: predictions frozen before anything they predict is measured.
 
 An entry replaces what its stage had said before, as long as nothing was measured. One frozen later is `additional`: it
 holds only points that were not measured then, so of a point's predictions the newest is always the one in ink.
@@ -7,42 +7,15 @@ holds only points that were not measured then, so of a point's predictions the n
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from ..common import files
 from ..config.points import CALIBRATION
+from ..scoring.standing import Key, key, of_stage
 from . import provenance
-
-Key = tuple[str, str, str]
-
-
-def key(point: Mapping[str, Any]) -> Key:
-    """What names a point in a run."""
-    return point["sweep"], point["engine"], point["point"]
-
-
-def standing(frozen: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The entries of predictions.json, oldest first, as one entry a stage: the newest one's, with the points and the
-    capacities that count, points in the order in which they were first predicted."""
-    stages: dict[str, dict[str, Any]] = {}
-    for entry in frozen:
-        before = stages.get(entry["stage"])
-        if before is None or not entry.get("additional"):
-            stages[entry["stage"]] = dict(entry)
-            continue
-        points = {key(p): p for p in before["points"]} | {key(p): p for p in entry["points"]}
-        # rates are shares of what was frozen first
-        capacity = {**entry.get("capacity_per_s", {}), **before.get("capacity_per_s", {})}
-        stages[entry["stage"]] = {**entry, "points": list(points.values()), "capacity_per_s": capacity}
-    return list(stages.values())
-
-
-def of_stage(frozen: Iterable[Mapping[str, Any]], stage: str) -> dict[str, Any] | None:
-    """The standing entry of a stage, None where nothing was frozen."""
-    return next((e for e in standing(frozen) if e["stage"] == stage), None)
 
 
 def freeze(

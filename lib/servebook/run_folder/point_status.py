@@ -14,17 +14,16 @@ from dataclasses import fields
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from .. import engines
 from ..common import files
 from ..common.errors import ServebookError
 from ..config import points
+from ..config.params import RunParams
 from ..config.points import PointSpec
+from ..hardware.catalog import Gpu
 from . import provenance, results
-
-if TYPE_CHECKING:
-    from .stored_run import StoredRun
-
 
 # Of a server's facts, those that decide its figures and are the same at every start with the same parameters
 FACTS = (
@@ -34,10 +33,36 @@ FACTS = (
 LEFT_OUT = ".left_out"  # behind a point's file name: these parameters do not have it
 
 
+class Run(Protocol):
+    """What the account needs to know of its run (stored_run.StoredRun)."""
+
+    params: RunParams
+    dir: Path
+
+    @property
+    def gpu(self) -> Gpu:
+        """The hardware."""
+
+    def facts(self, engine: str) -> dict[str, Any]:
+        """What a server reported when it last started."""
+
+    def specs(self, engine: str, sweep: str) -> list[PointSpec]:
+        """The points of one sweep on one engine."""
+
+    def all_specs(self) -> list[PointSpec]:
+        """Every point of the run."""
+
+    def takes_part(self, engine: str, sweep: str) -> bool:
+        """Whether an engine takes part in a sweep."""
+
+    def frozen(self, stage: str) -> dict[str, Any] | None:
+        """The standing prediction of a stage."""
+
+
 class Ledger:
     """The account of one run's points, kept in its folder."""
 
-    def __init__(self, run: StoredRun) -> None:
+    def __init__(self, run: Run) -> None:
         self._run, self._dir = run, run.dir
 
     # --- what a point was made with -----------------------------------------------------------------------------
@@ -82,8 +107,6 @@ class Ledger:
 
     def missing(self, engine: str, sweeps: Sequence[str | None]) -> bool:
         """Whether anything of these sweeps is still to be measured on the engine (None: its calibration)."""
-        from .. import engines
-
         for sweep in sweeps:
             specs = self._run.specs(engine, sweep or points.CALIBRATION)
             unresolved = sweep is not None and not specs and self._run.frozen(f"calibrated:{engine}") is None

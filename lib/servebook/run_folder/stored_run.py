@@ -14,8 +14,8 @@ from ..config import params, points
 from ..config.points import PointSpec
 from ..hardware import catalog as hardware
 from ..predictor import closed_forms, roofline
-from ..scoring import analysis, peers
-from . import frozen_predictions, results
+from ..scoring import analysis, peers, standing
+from . import results
 from .point_status import Ledger
 from .sessions import Sessions
 
@@ -62,7 +62,7 @@ class StoredRun:
 
     def frozen(self, stage: str) -> dict[str, Any] | None:
         """What a stage says in ink of every point (see frozen_predictions), None where nothing was frozen."""
-        return frozen_predictions.of_stage(self.predictions()["frozen"], stage)
+        return standing.of_stage(self.predictions()["frozen"], stage)
 
     def frozen_points(self, engine: str) -> list[dict[str, Any]]:
         """The best prediction there is of an engine's points: calibrated, else from the datasheet."""
@@ -72,17 +72,13 @@ class StoredRun:
     def specs(self, engine: str, sweep: str) -> list[PointSpec]:
         """The points of a sweep for an engine; shares of capacity become the rates that were frozen."""
         if sweep == points.CALIBRATION:
-            return points.calibration_points(self.params, engine)
-        if known := points.sweep_points(self.params, sweep, engine):
+            return self.params.calibration_points(engine)
+        if known := self.params.sweep_points(sweep, engine):
             return known
         frozen = self._ink()["frozen"]
-        entry = (
-            frozen_predictions.of_stage(frozen, f"calibrated:{engine}")
-            or frozen_predictions.of_stage(frozen, "datasheet")
-            or {}
-        )
+        entry = standing.of_stage(frozen, f"calibrated:{engine}") or standing.of_stage(frozen, "datasheet") or {}
         capacity = (entry.get("capacity_per_s") or {}).get(f"{sweep}/{engine}")
-        return points.sweep_points(self.params, sweep, engine, capacity)
+        return self.params.sweep_points(sweep, engine, capacity)
 
     def all_specs(self) -> list[PointSpec]:
         """Every point of the run that is known so far."""
@@ -150,9 +146,7 @@ class StoredRun:
     def predictions(self) -> dict[str, Any]:
         """The content of predictions.json, of it the points that these parameters have."""
         stored, has = self._ink(), {(s.sweep, s.engine, s.point) for s in self.all_specs()}
-        frozen = [
-            {**e, "points": [p for p in e["points"] if frozen_predictions.key(p) in has]} for e in stored["frozen"]
-        ]
+        frozen = [{**e, "points": [p for p in e["points"] if standing.key(p) in has]} for e in stored["frozen"]]
         return {**stored, "frozen": frozen}
 
     def author_points(self) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..run_folder import frozen_predictions
+from . import standing
 from .audit import REPEATED
 
 HIT, NEAR = 0.10, 0.25  # largest |error_share| of each verdict
@@ -65,7 +65,7 @@ def prediction_frame(predictions: Mapping[str, Any] | Iterable[Mapping[str, Any]
     """One row per stage × point × metric: value, low, high, regime.
 
     Takes the contents of predictions.json, its "frozen" list, or a bare list of predicted points. Of a stage's
-    predictions of a point the newest counts: it was frozen before the point was measured (see frozen_predictions).
+    predictions of a point the newest counts: it was frozen before the point was measured (see standing.py).
     """
     if isinstance(predictions, pd.DataFrame):
         return predictions
@@ -73,7 +73,7 @@ def prediction_frame(predictions: Mapping[str, Any] | Iterable[Mapping[str, Any]
     if entries and "points" not in entries[0]:
         entries = [{"stage": "predicted", "points": entries}]
     rows = []
-    for entry in frozen_predictions.standing(entries):
+    for entry in standing.standing(entries):
         for point in entry["points"]:
             regimes = point.get("breakdown") or {}
             for metric, said in (point.get("metrics") or {}).items():
@@ -268,3 +268,9 @@ def largest_misses(scores: pd.DataFrame, n: int = 5, stage: str | None = None) -
     if not picked:
         return rows.assign(also=0).head(0)
     return pd.DataFrame(picked).sort_values("size", ascending=False, kind="stable").head(n).reset_index(drop=True)
+
+
+def held_out_of_run(points: Any, predictions: Any, run: dict[str, Any]) -> Any:
+    """The scores that the page shows: without what calibration had seen."""
+    taught = [(c["prompt_tokens"], c["output_tokens"]) for c in run.get("calibration") or []]
+    return held_out(score(points, predictions), taught)

@@ -1,0 +1,95 @@
+"""A run that engines are started for and that points are measured into: what measuring needs of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .. import engines
+from ..common import files
+from ..common.errors import ServebookError
+from ..config.points import PointSpec
+from ..predictor import roofline
+from ..run_folder import provenance
+from ..run_folder.sessions import STARTING
+from ..run_folder.stored_run import StoredRun
+
+
+class WorkingRun(StoredRun):
+    """A run's folder that is being worked on: engines, progress, what bounds a point's figures.
+
+    listener: takes the lines of progress instead of the cell's output (see live.py).
+    """
+
+    listener: Callable[[str, bool], None] | None = None
+
+    # --- engines ------------------------------------------------------------------------------------------------
+
+    def engine_names(self, only: str | None = None, sweep: str | None = None) -> list[str]:
+        """The engines a notebook works on: the one asked for, else all that take part in the sweep."""
+        if only and only not in self.params.engines:
+            raise ServebookError(f"no engine {only!r}", "ENGINE", f"This run has {', '.join(self.params.engines)}")
+        asked = [only] if only else list(self.params.engines)
+        return [n for n in asked if sweep is None or self.takes_part(n, sweep)]
+
+    @contextlib.contextmanager
+    def engine(self, name: str) -> Iterator[Any]:
+        """A running engine: the one this run already has, else a new one that ends with the block."""
+        with self.start(name) as running:
+            yield running
+
+    def start(self, name: str) -> Any:
+        """A running engine as `engine` gives it, for the caller to stop."""
+        if running := engines.join(self.dir, name):
+            return running
+        with self.sessions.spending(STARTING, engine=name):
+            return engines.start(self.params, name, self.dir, base=self.base)
+
+    def restart(self, name: str) -> Any:
+        """A new engine in place of one that failed, whoever of this run started that; for the caller to stop."""
+        with self.sessions.spending(STARTING, engine=name):
+            return engines.restart(self.params, name, self.dir, self.base)
+
+    def may_restart(self, name: str) -> bool:
+        """Whether an engine that failed may be started again in the same session."""
+        return self.params.engines[name].restart_after_failure
+
+    def engine_failed(self, name: str, why: str) -> None:
+        """Record that an engine did not start, for the report."""
+        files.write_json(self.dir / "engines" / f"{name}.failed.json", {"why": why, "time_utc": provenance.now_utc()})
+
+    # --- measuring ----------------------------------------------------------------------------------------------
+
+    def vocab(self) -> range:
+        """Token ids that prompts are drawn from: the upper part, clear of the special ids at the bottom."""
+        return range(min(1000, self.shape.vocab // 4), self.shape.vocab - self.shape.vocab // 64)
+
+    def batching(self, engine: str) -> bool:
+        """Whether an engine decodes requests together."""
+        return self.params.engines[engine].batches
+
+    def floors(self, spec: PointSpec) -> dict[str, float]:
+        """Times that no server on this hardware can beat: the point is suspect where a figure is below."""
+        rates = (self.gpu.flops_per_s(self.shape.compute_dtype), self.gpu.bytes_per_s)
+        return {
+            "ttft_floor_s": roofline.ttft_bound_s(self.shape, *rates, prompt_tokens=spec.prompt_tokens),
+            "tpot_floor_s": roofline.tpot_bound_s(self.shape, *rates, batch=1, context_tokens=spec.prompt_tokens),
+        }
+
+    def tell(self, text: str, aloud: bool) -> None:
+        """Say what is being done: to whoever watches the run, and in the notebook if aloud."""
+        self.sessions.set_status(text)
+        if aloud:
+            self.sessions.tell(text)
+        if self.listener:
+            self.listener(text, aloud)
+        elif aloud:
+            print(text, flush=True)
+
+    def begin_session(self, command: list[str] | None) -> None:
+        """Open a session of the pipeline and forget the engine failures of the last one."""
+        for stale in (self.dir / "engines").glob("*.failed.json"):
+            stale.unlink()
+        self.ledger.sort()
+        self.sessions.begin(command)
