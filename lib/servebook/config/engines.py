@@ -67,7 +67,11 @@ class OpenAIEngine(BatchingEngine):
     url: Url | None = None  # e.g. http://127.0.0.1:8000 (without /v1)
     # argv; {port}, {model} (folder or Hub id), {name} (to serve it under), and any field of these parameters
     command: Annotated[list[str], Field(min_length=1)] | None = None
-    model: str | None = None  # the first of /v1/models unless given
+    model: str | None = None  # the first of /v1/models unless given; {model}: the folder or Hub id that command names
+    chat: bool = False  # load its chat endpoint, with words
+    text: bool = False  # words instead of token ids, for a server that takes none
+    # where the server tells no usage: events are counted, or the length asked for is taken; the points are suspect
+    count_tokens: Literal["usage", "events", "asked"] = "usage"
     api_key_env: str | None = None  # name of the environment variable that holds the key
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .http import http_status, served_models
+from .http import answers, http_status
 
 HEALTH_S = 10.0  # a server that says nothing on /health for so long is frozen, however loaded
 
@@ -18,6 +18,7 @@ class Engine:
     """
 
     kind: str  # the module in this package that knows it
+    health_is_free = True  # a stranger's page may cost its owner (LiteLLM makes a completion of every model)
 
     def __init__(
         self, name: str, url: str, model: str, facts: dict[str, Any], *, owned: bool, log: Path | None = None
@@ -31,7 +32,7 @@ class Engine:
 
     def alive(self) -> bool:
         """Whether the server still runs; for one that runs elsewhere, whether it answers."""
-        return bool(served_models(self.url, self.key()))
+        return answers(self.url, self.key()) is not None
 
     def wait(self, seconds: float) -> None:
         """Return when the server has ended, or after `seconds`."""
@@ -49,8 +50,9 @@ class Engine:
         """Why it no longer serves, None where it answers a request of one token within the deadline."""
         if not self.alive():
             return self._how_it_ended() if self.log else f"no longer answers at {self.url}"
+        health: list[tuple[str, Any, float]] = [("/health", None, min(HEALTH_S, deadline_s))]
         for path, body, within_s in (
-            ("/health", None, min(HEALTH_S, deadline_s)),
+            *(health if self.health_is_free else ()),
             ("/v1/completions", {"model": self.model, "prompt": "one", "max_tokens": 1}, deadline_s),
         ):
             asked = time.monotonic()

@@ -137,26 +137,31 @@ def from_sglang(told: dict[str, Any]) -> dict[str, Any]:
     """Facts from SGLang's /get_server_info: its arguments with their defaults resolved, and its scheduler's limits.
 
     chunked_prefill_size bounds a prefill step; unlike vLLM, SGLang decodes in steps of their own unless
-    enable_mixed_chunk is on.
+    enable_mixed_chunk is on. What is not of the kind that it should be counts as not reported.
     """
     if "max_total_num_tokens" not in told:
         return {}
 
+    def whole(key: str) -> int | None:
+        value = told.get(key)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
     def unless(key: str) -> bool | None:
-        return None if told.get(key) is None else not told[key]
+        return None if not isinstance(told.get(key), bool) else not told[key]
 
     def named(key: str) -> str | None:
-        return None if told.get(key) in (None, "auto") else str(told[key])
+        value = told.get(key)
+        return value if isinstance(value, str) and value != "auto" else None
 
-    chunk = told.get("chunked_prefill_size")
+    chunk = whole("chunked_prefill_size")
     return {
         "version": f"SGLang {told['version']}" if told.get("version") else None,
-        "kv_cache_tokens": told["max_total_num_tokens"],
-        "max_num_batched_tokens": chunk if isinstance(chunk, int) and chunk > 0 else told.get("max_prefill_tokens"),
-        "chunked_prefill": isinstance(chunk, int) and chunk > 0,
-        "max_num_seqs": told.get("max_running_requests"),
-        "max_model_len": told.get("context_length"),
-        "block_size": told.get("page_size"),
+        "kv_cache_tokens": whole("max_total_num_tokens"),
+        "max_num_batched_tokens": chunk or whole("max_prefill_tokens"),
+        "chunked_prefill": chunk is not None,
+        "max_num_seqs": whole("max_running_requests"),
+        "max_model_len": whole("context_length"),
+        "block_size": whole("page_size"),
         "prefix_caching": unless("disable_radix_cache"),
         "cuda_graphs": unless("disable_cuda_graph"),
         "async_scheduling": unless("disable_overlap_schedule"),

@@ -7,13 +7,16 @@ import json
 import urllib.error
 import urllib.request
 from typing import Any
+from urllib.parse import urlsplit
+
+LONGEST_PAGE = 1 << 24  # bytes that are read of one
 
 
 def http_get(url: str, *, timeout_s: float = 5.0, key: str | None = None) -> bytes | None:
     """The body of a 2xx answer, None for anything else (refused, timed out, another status)."""
     try:
         with _open(url, None, timeout_s, key) as answer:
-            return bytes(answer.read())
+            return bytes(answer.read(LONGEST_PAGE))
     except (OSError, ValueError, http.client.HTTPException):  # URLError and HTTPError are OSErrors
         return None
 
@@ -22,12 +25,21 @@ def http_status(url: str, json_body: Any, *, timeout_s: float, key: str | None =
     """The status of the answer to a GET, or to a POST where there is a body; None where none comes in time."""
     try:
         with _open(url, json.dumps(json_body).encode() if json_body else None, timeout_s, key) as answer:
-            answer.read()
+            answer.read(LONGEST_PAGE)
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
     except (OSError, ValueError, http.client.HTTPException):
         return None
+
+
+def answers(url: str, key: str | None = None) -> int | None:
+    """The status of an answer to /v1/models, None where there is none or the server is not well.
+
+    A page that a server does not have, or a list without a model, is an answer too.
+    """
+    status = http_status(f"{url}/v1/models", None, timeout_s=5.0, key=key)
+    return status if status is not None and status < 500 else None
 
 
 def healthy(url: str, *, timeout_s: float) -> bool:
@@ -36,12 +48,25 @@ def healthy(url: str, *, timeout_s: float) -> bool:
     return status is not None and (status < 300 or status == 404)
 
 
+class _SameHost(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to the same host only: the key is not for another."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        if urlsplit(newurl).hostname != urlsplit(req.full_url).hostname:
+            return None
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+# No proxy of the environment, whatever the server's address: the load client uses none, for it would be measured too
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _SameHost)
+
+
 def _open(url: str, body: bytes | None, timeout_s: float, key: str | None) -> Any:
     headers = {"Content-Type": "application/json"} if body else {}
     headers |= {"Authorization": f"Bearer {key}"} if key else {}
-    proxies = [urllib.request.ProxyHandler({})] if "127.0.0.1" in url else []
-    request = urllib.request.Request(url, data=body, headers=headers)
-    return urllib.request.build_opener(*proxies).open(request, timeout=timeout_s)
+    return _OPENER.open(urllib.request.Request(url, data=body, headers=headers), timeout=timeout_s)
 
 
 def get_json(url: str, **options: Any) -> Any:
@@ -49,7 +74,7 @@ def get_json(url: str, **options: Any) -> Any:
     body = http_get(url, **options)
     try:
         return None if body is None else json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -57,4 +82,5 @@ def served_models(url: str, key: str | None = None) -> list[dict[str, Any]]:
     """Entries of /v1/models, [] where the server does not answer with any."""
     answer = get_json(f"{url}/v1/models", key=key)
     data = answer.get("data") if isinstance(answer, dict) else None
-    return [m for m in data if isinstance(m, dict) and "id" in m] if isinstance(data, list) else []
+    listed = data if isinstance(data, list) else []
+    return [m for m in listed if isinstance(m, dict) and isinstance(m.get("id"), str) and m["id"]]

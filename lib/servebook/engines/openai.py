@@ -17,7 +17,7 @@ from ..config.params import OpenAIEngine, RunParams
 from .base import Engine
 from .environment import server_environment
 from .facts import blank_facts, from_metrics, from_sglang, merge
-from .http import get_json, http_get, served_models
+from .http import answers, get_json, http_get, http_status, served_models
 from .process import Launch, launch
 from .records import record_of, write_record
 
@@ -28,6 +28,7 @@ class Remote(Engine):
     """A server at a URL; `alive` asks it, `stop` leaves it alone."""
 
     kind = "openai"
+    health_is_free = False
 
     def __init__(self, name: str, url: str, model: str, facts: dict[str, Any], key: str | None) -> None:
         super().__init__(name, url, model, facts, owned=False)
@@ -56,7 +57,10 @@ def why_not(engine: OpenAIEngine) -> str | None:
     if engine.url:
         url = engine.url.rstrip("/").removesuffix("/v1")
         key = os.environ.get(engine.api_key_env or "")
-        return None if served_models(url, key) else f"nothing answers at {url}/v1/models"
+        status = answers(url, key)
+        if status in (401, 403):
+            return f"{url}/v1/models refuses the key (HTTP {status})"
+        return None if status is not None else f"nothing answers at {url}/v1/models"
     program = (engine.command or [""])[0]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     known = "{" in program or shutil.which(program, path=engine.env.get("PATH", path))
@@ -68,7 +72,8 @@ def prepare(params: RunParams, name: str, engine: OpenAIEngine, run_dir: Path, b
     command, served_as = engine.command or [], model.model_name(params.model)
     where = f"engines.{name}.command"
     values = {k: v for k, v in engine.model_dump().items() if isinstance(v, int | float | str)}
-    values |= {"model": str(model.materialize(params.model, base, run_dir / "model")), "name": served_as}
+    path = str(model.materialize(params.model, base, run_dir / "model"))
+    values |= {"model": path, "name": served_as}
     for argument in command:
         for key in PLACEHOLDER.findall(argument):
             if key not in {*values, "port"}:
@@ -84,7 +89,8 @@ def prepare(params: RunParams, name: str, engine: OpenAIEngine, run_dir: Path, b
 
     return Launch(
         kind="openai",
-        model=engine.model or (served_as if "{name}" in " ".join(command) else ""),
+        model=(engine.model or "").replace("{model}", path) or (served_as if "{name}" in " ".join(command) else ""),
+        lists_models=engine.model is None,
         argv=argv,
         env={**server_environment(params.model), **engine.env},
         timeout_s=engine.startup_timeout_s,
@@ -103,22 +109,38 @@ def connect(name: str, engine: OpenAIEngine, run_dir: Path) -> Remote:
         raise ServebookError(
             f"the environment variable {engine.api_key_env} is not set", f"{where}.api_key_env", "Set it to the key"
         )
-    models = served_models(url, key)
-    if not models:
+    status, models = answers(url, key), served_models(url, key)
+    if status in (401, 403):
+        raise ServebookError(f"{url}/v1/models refuses the key (HTTP {status})", f"{where}.api_key_env", "Correct it")
+    if status is None:
         raise ServebookError(
             f"no OpenAI-compatible server answers at {url}/v1/models",
             f"{where}.url",
             "Start it, or mend the URL or key",
         )
     ids = [m["id"] for m in models]
-    if engine.model and engine.model not in ids:
+    if not ids and not engine.model:
+        raise ServebookError("the server lists no model", f"{where}.url", f"Name it: {where}.model")
+    # a list may leave out what is served (a model that was pinned, a wildcard): then a request of one token tells
+    if engine.model and ids and engine.model not in ids and not _serves(url, key, engine):
         raise ServebookError(
             f"the server has no model {engine.model!r}", f"{where}.model", f"It serves {', '.join(ids[:5])}"
         )
-    entry = next(m for m in models if m["id"] == (engine.model or ids[0]))
-    facts = merge(_facts(url, key, entry), blank_facts(kind="openai", name=name, url=url, model=entry["id"]))
+    name_of = engine.model or ids[0]
+    entry = next((m for m in models if m["id"] == name_of), {"id": name_of})
+    facts = merge(_facts(url, key, entry), blank_facts(kind="openai", name=name, url=url, model=name_of))
+    if not engine.model and len(ids) > 1:
+        facts["note"] = f"{name} serves {len(ids)} models: {name_of}, the first, is measured ({where}.model names one)"
     write_record(record_of(run_dir, name), {**facts, "process": None})
-    return Remote(name, url, entry["id"], facts, key)
+    return Remote(name, url, name_of, facts, key)
+
+
+def _serves(url: str, key: str | None, engine: OpenAIEngine) -> bool:
+    """Whether the server answers a request of one token by the model of this name."""
+    asked: dict[str, Any] = {"model": engine.model, "max_tokens": 1}
+    asked |= {"messages": [{"role": "user", "content": "one"}]} if engine.chat else {"prompt": "one"}
+    path = "/v1/chat/completions" if engine.chat else "/v1/completions"
+    return http_status(url + path, asked, timeout_s=60.0, key=key) == 200
 
 
 def _started_facts(url: str, _log: Path, *, command: list[str]) -> dict[str, Any]:
@@ -131,5 +153,8 @@ def _facts(url: str, key: str | None, entry: dict[str, Any]) -> dict[str, Any]:
     facts = blank_facts(**from_sglang(told if isinstance(told, dict) else {}))
     version = get_json(f"{url}/version", key=key)
     metrics = (http_get(f"{url}/metrics", key=key) or b"").decode(errors="replace")
-    known = {"version": version.get("version") if isinstance(version, dict) else None}
-    return merge(facts, {**known, "max_model_len": entry.get("max_model_len"), **from_metrics(metrics)})
+    told_version = version.get("version") if isinstance(version, dict) else None
+    known: dict[str, Any] = {"version": str(told_version)[:80] if told_version else None}
+    limit = entry.get("max_model_len")
+    known["max_model_len"] = limit if isinstance(limit, int) and not isinstance(limit, bool) else None
+    return merge(facts, {**known, **from_metrics(metrics)})

@@ -22,7 +22,7 @@ from ..hardware.catalog import GIB, nvml, visible_handles
 from . import logs
 from .base import Engine
 from .facts import blank_facts
-from .http import healthy, served_models
+from .http import answers, healthy, served_models
 from .ports import LOOPBACK, free_port, require_free
 from .records import TOKEN, end_processes, identity, log_of, ours, read_record, record_of, write_record
 
@@ -43,6 +43,7 @@ class Launch:
     timeout_s: float
     port: int | None
     read_facts: Callable[[str, Path], dict[str, Any]]  # (url, log) once it answers
+    lists_models: bool = True  # False: it is ready without its model in its list (transformers serve has an empty one)
 
 
 class Server(Engine):
@@ -52,6 +53,7 @@ class Server(Engine):
         super().__init__(name, f"http://{LOOPBACK}:{port}", launch.model, {}, owned=True, log=log_of(run_dir, name))
         self.kind = launch.kind
         self._record = record_of(run_dir, name)
+        self._lists_models = launch.lists_models
         self._started = time.monotonic()
         self._gpu_gib_before = gpu_gib_in_use()
         assert self.log is not None
@@ -86,7 +88,11 @@ class Server(Engine):
 
     def ready(self) -> bool:
         """Whether it is healthy and serves its model; where none was named, the first that it lists becomes that."""
-        served = [m["id"] for m in served_models(self.url)] if healthy(self.url, timeout_s=2.0) else []
+        if not healthy(self.url, timeout_s=2.0):
+            return False
+        if not self._lists_models:
+            return answers(self.url) is not None
+        served = [m["id"] for m in served_models(self.url)]
         if served and not self.model:
             self.model = self.facts["model"] = served[0]
         return self.model in served

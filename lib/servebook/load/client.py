@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Literal
+from urllib.parse import urljoin, urlsplit
 
 import aiohttp
-from aiohttp.client_proto import ResponseHandler
 from aiohttp.streams import StreamReader
 
 from ..common.errors import ServebookError
+from .connections import Connector, Tapped, error_body, now, packed, read_tapped, reused
 from .stream import TokenStream, error_message
 
-now = time.monotonic  # never steps, unlike time.time
+__all__ = ["NO_TOKEN", "NO_USAGE", "Client", "CountBy", "Reply", "endpoint_url", "now", "without_secrets"]
+
+CountBy = Literal["usage", "events", "asked"]
+NO_USAGE = (
+    "no usage in the stream, so its tokens are unknown (count_tokens: events counts events, asked takes the length "
+    "asked for; servebook measure: --count-tokens)"
+)
+NO_TOKEN = "answered with no token"
 _SOON = aiohttp.ClientTimeout(total=10, sock_connect=5)
+_CONNECT_S = 10.0
+_BODY_END_S, _BODY_END_AGAIN_S = 0.5, 0.02  # the body's end after [DONE] is waited for, so that its connection is kept
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +45,9 @@ class Reply:
     phase: str = "drain"
     turn: int = 0  # of its conversation
     stream: TokenStream = field(default_factory=TokenStream)
+    counted: CountBy = "usage"  # how its tokens are known
+    retry_after_s: float | None = None  # what a server that is busy asks for
+    location: str | None = None  # where a redirect points
 
     @property
     def ok(self) -> bool:
@@ -84,141 +94,140 @@ class Reply:
         return [b - a for a, b in pairwise(t)]
 
 
-class _Poured(StreamReader):
-    """A body that is handed on with the read it came in: none of the bookkeeping of one that is kept for a reader."""
-
-    __slots__ = ()
-
-    def feed_data(self, data: bytes, size: int = 0) -> bool:
-        self._buffer.append(data)
-        return False
-
-    def begin_http_chunk_receiving(self) -> None:
-        pass
-
-    def end_http_chunk_receiving(self) -> None:
-        pass
-
-
-class _Tapped(ResponseHandler):
-    """Hands a streamed body on where the socket is read: no reader is woken for a token, which costs a quarter less,
-    and hundreds of streams do not wait their turn for a time stamp."""
-
-    arrived = 0.0
-    tap: tuple[StreamReader, Callable[[bytes, float], None]] | None = None
-
-    def data_received(self, data: bytes) -> None:
-        self.arrived = now()
-        super().data_received(data)
-        if self.tap is not None:
-            self.pour()
-
-    def pour(self) -> None:
-        """Feed what the body holds, stamped with the read that it came in."""
-        if self.tap is None:
-            return
-        content, feed = self.tap
-        parts = content._buffer
-        if parts and content._exception is None:
-            body = parts[0] if len(parts) == 1 else b"".join(parts)
-            parts.clear()
-            feed(body, self.arrived)
-
-    def resume_reading(self, resume_parser: bool = True) -> None:
-        # aiohttp resumes after every read, through data_received, also what was never paused
-        if self._reading_paused:
-            super().resume_reading(resume_parser)
-
-
 class Client:
-    """Sends bodies to `url`'s endpoint over kept-open connections. Use as `async with`."""
+    """Sends bodies to `url`'s endpoint over kept-open connections. Use as `async with`.
+
+    count_by: how tokens are counted where the server tells no usage: not at all, as events, or as asked for.
+    """
 
     def __init__(
-        self, url: str, *, endpoint: str = "/v1/completions", api_key: str | None = None, timeout_s: float = 600.0
+        self,
+        url: str,
+        *,
+        endpoint: str = "/v1/completions",
+        api_key: str | None = None,
+        timeout_s: float = 600.0,
+        count_by: CountBy = "usage",
     ) -> None:
         _check_url(url)
         self.url, self.endpoint, self.timeout_s = url.rstrip("/"), endpoint_url(url, endpoint), timeout_s
+        self.count_by: CountBy = count_by
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         self._key = api_key
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
+        self._body_end_s = _BODY_END_S
+        self._fresh: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Client:
-        # idle connections are dropped before a server's usual 5 s would close them under a request
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.5)
-        if hasattr(connector, "_factory"):  # no public hook; without it bodies are read the ordinary way
-            connector._factory = partial(_Tapped, loop=asyncio.get_running_loop())  # type: ignore[assignment]
-        self.session = aiohttp.ClientSession(
+        self._connector = Connector()
+        self.session = self._session(self._connector)
+        return self
+
+    def _session(self, connector: Connector) -> aiohttp.ClientSession:
+        # no proxy of the environment: it would be measured with the server
+        return aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
             auto_decompress=False,
             read_bufsize=1 << 18,
             headers=self._headers,
         )
-        return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self.session.close()
+        if self._fresh is not None:
+            await self._fresh.close()
 
     async def open_connections(self, count: int) -> None:
         """Have so many connections open before the first wave. Raises ServebookError if nothing answers there."""
-
-        async def touch() -> None:
-            async with self.session.get(f"{self.url}/health", timeout=_SOON) as r:
-                await r.read()
-
-        faults = await asyncio.gather(*(touch() for _ in range(count)), return_exceptions=True)
-        if all(isinstance(f, aiohttp.ClientConnectionError) for f in faults):
-            raise ServebookError(f"no server answers ({faults[0]})", self.url, _way_out(faults[0], "correct the URL"))
+        faults = await self._connector.open(self.url, count, _CONNECT_S)
+        if len(faults) == count:
+            raise ServebookError(f"no server answers ({faults[0]})", self.url, way_out(faults[0], "correct the URL"))
 
     async def stream(self, body: bytes, reply: Reply) -> None:
         """Send one request and fill in its reply; faults become `reply.error`, only cancellation is raised."""
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                await self._exchange(body, reply)
-        except TimeoutError:
-            reply.error = f"timed out after {self.timeout_s:g} s"
-        except aiohttp.ClientPayloadError:
-            reply.error = "connection cut mid-stream"
-        except aiohttp.ServerDisconnectedError:
-            reply.error = "server closed the connection without an answer"
-        except (aiohttp.ClientError, OSError) as error:
-            reply.error = f"{type(error).__name__}: {error}"[:300]
+        if await self._attempt(self.session, body, reply):
+            if self._fresh is None:
+                self._fresh = self._session(Connector(keep=False))
+            reply.error = None
+            await self._attempt(self._fresh, body, reply, last=True)
         # when the stream's end came: that this task was woken later is the client's doing, not the server's
         reply.end = now() if reply.error else reply.stream.heard or now()
         self._settle(reply)
         if self._key and reply.error:  # servers quote the key that they refuse; errors are stored
             reply.error = reply.error.replace(self._key, "[key]")
 
-    async def _exchange(self, body: bytes, reply: Reply) -> None:
+    async def _attempt(self, session: aiohttp.ClientSession, body: bytes, reply: Reply, *, last: bool = False) -> bool:
+        """Send it once; True where it went into a connection that the server had closed by then: nobody has seen it,
+        so it is to be sent again on a new one."""
+        stream, fault = reply.stream, None
+        try:
+            async with asyncio.timeout(self.timeout_s) as limit:
+                stream.on_over = partial(self._await_body_end, limit)
+                await self._exchange(session, body, reply)
+        except TimeoutError:
+            fault = f"timed out after {self.timeout_s:g} s"
+            if stream.over:  # its connection is given up, and those of the next ones sooner
+                self._body_end_s = _BODY_END_AGAIN_S
+        except aiohttp.ClientPayloadError:
+            fault = "connection cut mid-stream"
+        except aiohttp.ServerDisconnectedError:
+            fault = "server closed the connection without an answer"
+            if reused.get() and reply.status is None:
+                return not last
+        except (aiohttp.ClientError, OSError) as error:
+            fault = f"{type(error).__name__}: {error}"[:300]
+            if (
+                reused.get()
+                and reply.status is None
+                and isinstance(error, aiohttp.ClientConnectionError | ConnectionError)
+            ):
+                return not last
+        finally:
+            stream.on_over = None
+        if fault and not stream.over:  # after [DONE] nothing can go wrong any more
+            reply.error = fault
+        return False
+
+    def _await_body_end(self, limit: asyncio.Timeout) -> None:
+        limit.reschedule(asyncio.get_running_loop().time() + self._body_end_s)
+
+    async def _exchange(self, session: aiohttp.ClientSession, body: bytes, reply: Reply) -> None:
         feed = reply.stream.feed
+        reused.set(False)
         reply.sent = now()
-        async with self.session.post(self.endpoint, data=body) as response:
+        async with session.post(self.endpoint, data=body, allow_redirects=False) as response:
             reply.status = response.status
             if response.status != 200:
-                text = await response.content.read(65536)
-                reply.error = f"HTTP {response.status}: {error_message(text)}"
+                await self._refused(response, reply)
+                return
+            if encoding := packed(response):
+                reply.error = f"its answer is compressed ({encoding}), though it was asked for as it is"
                 return
             content, protocol = response.content, response.connection and response.connection.protocol
-            if isinstance(protocol, _Tapped) and type(content) is StreamReader:
-                await self._tapped(content, protocol, feed)
+            if isinstance(protocol, Tapped) and type(content) is StreamReader:
+                await read_tapped(content, protocol, feed)
             while data := await content.readany():
                 feed(data, now())
 
-    @staticmethod
-    async def _tapped(content: StreamReader, protocol: _Tapped, feed: Callable[[bytes, float], None]) -> None:
-        """Feed what came with the headers, then let the protocol feed until the body's end."""
-        protocol.tap = tap = content, feed
-        try:
-            if content.exception() is None:
-                content.__class__ = _Poured
-                protocol.pour()
-                content._size = 0
-                protocol.resume_reading()  # a long first read may have paused it
-                await content.wait_eof()
-        finally:
-            if protocol.tap is tap:
-                protocol.tap = None
+    async def _refused(self, response: aiohttp.ClientResponse, reply: Reply) -> None:
+        reply.location = response.headers.get("Location")
+        words = error_message(await error_body(response)) or response.reason or ""
+        if reply.location and 300 <= response.status < 400:
+            words = f"redirected to {reply.location}"
+        reply.error = f"HTTP {response.status}: {words}"
+        seconds = response.headers.get("Retry-After", "")
+        reply.retry_after_s = float(seconds) if seconds.isascii() and seconds.isdigit() else None
+
+    def follow(self, location: str) -> None:
+        """Send requests to where this endpoint was redirected to. Raises ServebookError for another host: nobody asked
+        for load, or the key, to go there."""
+        there = urljoin(self.endpoint, location)
+        if urlsplit(there).hostname != urlsplit(self.endpoint).hostname or there == self.endpoint:
+            raise ServebookError(f"redirects to {there}", self.endpoint, "Give that URL, if it is meant")
+        _check_url(there)
+        self.endpoint = there
 
     def _settle(self, reply: Reply) -> None:
         stream = reply.stream
@@ -227,12 +236,24 @@ class Client:
             return
         if stream.error:
             reply.error = f"error in the stream: {stream.error}"
+        elif stream.fault:
+            reply.error = stream.fault
         elif not stream.ended:
             reply.error = "stream ended without its end mark"
+        elif stream.tokens is None and self.count_by != "usage":
+            self._count(reply)
         elif stream.tokens is None:
-            reply.error = "no usage in the stream, so its tokens are unknown"
-        elif not stream.tokens or not stream.times:
-            reply.error = "answered with no token"
+            reply.error = NO_USAGE
+        if reply.error is None and (not stream.tokens or not stream.times):
+            reply.error = NO_TOKEN
+
+    def _count(self, reply: Reply) -> None:
+        """The tokens of an answer without usage, by what the user says that they are."""
+        stream, reply.counted = reply.stream, self.count_by
+        if self.count_by == "asked" and stream.stopped:
+            reply.error = "ended by itself, so its length is not the one asked for (and there is no usage)"
+            return
+        stream.take_count(stream.events if self.count_by == "events" else reply.output_tokens_asked)
 
     async def models(self) -> list[str]:
         """The server's model ids. Raises ServebookError if it does not tell any."""
@@ -240,40 +261,27 @@ class Client:
         fix = "Start it, or name the model"
         try:
             async with self.session.get(where, timeout=_SOON) as response:
-                listed = json.loads(await response.read())
-            if ids := [str(m["id"]) for m in listed["data"]]:
-                return ids
+                body = await response.read()
+                if response.status != 200:
+                    reason = f"HTTP {response.status}: {error_message(body)}"
+                    fix = "Check the key, or name the model" if response.status in (401, 403) else "Name the model"
+                else:
+                    listed = json.loads(body)
+                    data = listed.get("data") if isinstance(listed, dict) else listed
+                    if ids := [str(m["id"]) for m in data or () if isinstance(m, dict) and m.get("id")]:
+                        return ids
+                    fix = "Name the model"
         except TimeoutError:
             reason = f"no answer within {_SOON.total:g} s"
         except (aiohttp.ClientError, OSError) as error:
-            reason, fix = str(error) or type(error).__name__, _way_out(error, "name the model")
-        except (ValueError, KeyError, TypeError):
+            reason, fix = str(error) or type(error).__name__, way_out(error, "name the model")
+        except (ValueError, TypeError):
             pass
         raise ServebookError(f"cannot ask the server for its model ({reason})", where, fix)
 
-    async def accepted(
-        self,
-        options: list[dict[str, Any]],
-        base: dict[str, Any],
-        *,
-        fix: str = "Check the model's name and whether the server has this endpoint",
-    ) -> dict[str, Any]:
-        """The richest of `options` (best first) that the server does not refuse, tried with a tiny request each.
 
-        Raises ServebookError with the server's own message, and this fix, when it takes none of them.
-        """
-        reply = Reply(-1, 0, 0)
-        for option in options:
-            reply = Reply(-1, 0, 0)
-            await self.stream(json.dumps({**base, **option}).encode(), reply)
-            if reply.status in (401, 403, 404):
-                break  # not about a field
-            if reply.status not in (400, 422):
-                return option
-        raise ServebookError(f"the server refuses the request ({reply.error})", self.endpoint, fix)
-
-
-def _way_out(fault: BaseException | None, otherwise: str) -> str:
+def way_out(fault: BaseException | None, otherwise: str) -> str:
+    """What to do about a server that cannot be reached."""
     untrusted = isinstance(fault, aiohttp.ClientConnectorCertificateError)
     return "Name a file of certificates to trust in SSL_CERT_FILE" if untrusted else f"Start it, or {otherwise}"
 
@@ -292,3 +300,9 @@ def endpoint_url(url: str, endpoint: str) -> str:
     """URL of an endpoint; a base URL that already ends in /v1 is not given it twice."""
     base = url.rstrip("/")
     return base + endpoint.removeprefix("/v1") if base.endswith("/v1") else base + endpoint
+
+
+def without_secrets(url: str) -> str:
+    """A URL that can be stored: without user, password and query."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()

@@ -27,10 +27,13 @@ PHASES = ("warmup", "measured", "drain", "carried")
 _TIMES = ("scheduled", "sent", "first", "last", "end")  # now() seconds, NaN where it did not come to that
 _COUNTS = (
     "prompt_tokens", "tokens", "prompt_tokens_asked", "output_tokens_asked", "first_tokens", "cached_tokens", "turn",
-    "reads",
+    "reads", "hidden_tokens",
 )  # fmt: skip  # -1: not told
-REQUEST = np.dtype([*((n, "f8") for n in _TIMES), *((n, "i4") for n in _COUNTS), ("phase", "i1"), ("ok", "?")])
-_PACK = struct.Struct(f"={len(_TIMES)}d{len(_COUNTS)}ib?").pack
+COUNTED = ("usage", "events", "asked")
+REQUEST = np.dtype(
+    [*((n, "f8") for n in _TIMES), *((n, "i4") for n in _COUNTS), ("phase", "i1"), ("counted", "i1"), ("ok", "?")]
+)
+_PACK = struct.Struct(f"={len(_TIMES)}d{len(_COUNTS)}ibb?").pack
 _NAN = float("nan")
 
 
@@ -158,11 +161,13 @@ class Finished:
         times = (reply.scheduled, reply.sent, reply.first, reply.last, reply.end)
         told = (stream.prompt_tokens, stream.tokens, reply.prompt_tokens_asked, reply.output_tokens_asked)
         told += (stream.first_tokens, stream.cached_tokens, reply.turn, len(stream.times))  # type: ignore[assignment]
+        told += (stream.hidden_tokens,)  # type: ignore[assignment]
         self._requests.write(
             _PACK(
                 *[_NAN if t is None else t for t in times],
                 *[-1 if n is None else n for n in told],
                 PHASES.index(phase),
+                COUNTED.index(reply.counted),
                 reply.ok,
             )
         )

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import aiohttp
@@ -37,8 +39,11 @@ _COUNTERS = {
     "ttft_count": ("time_to_first_token_seconds_count",),
 }
 _OURS = {theirs: ours for table in (_GAUGES, _COUNTERS) for ours, names in table.items() for theirs in names}
+_SHARES = ("kv_cache_usage",)  # of each engine's own, so their mean is the server's
 _BY_REASON = "num_requests_waiting_by_reason"
 _WANTED = re.compile(rb"^(?:\w+:)?(?:%s)(?:\{| )[^\n]*" % "|".join([*_OURS, _BY_REASON]).encode(), re.MULTILINE)
+_SAMPLE = re.compile(rb"^(?:\w+:)?(\w+)(\{[^\n]*\})?[ \t]+([^\s]+)", re.MULTILINE)
+_REASON = re.compile(r'reason="([^"]*)"')
 # Bits of NVML's clock event reasons. A card under full load may sit at its power cap all the time: that is how it
 # runs, and no fault unless somebody lowered the cap. Heat and the hardware's own brakes are faults.
 POWER_CAP = 0x4
@@ -51,18 +56,27 @@ SERIES_COLUMNS = ("t_s", *_GAUGES, *_COUNTERS, *_GPU)
 
 
 def parse(lines: bytes) -> dict[str, float]:
-    """Wanted values of one scrape, summed over the server's engines; waiting by reason as `waiting_<reason>`."""
-    from prometheus_client.parser import text_string_to_metric_families
-
-    found: dict[str, float] = {}
-    with contextlib.suppress(ValueError):
-        for family in text_string_to_metric_families(lines.decode(errors="replace") + "\n"):
-            for sample in family.samples:
-                name = sample.name.split(":")[-1]
-                ours = f"waiting_{sample.labels.get('reason')}" if name == _BY_REASON else _OURS.get(name)
-                if ours:
-                    found[ours] = found.get(ours, 0.0) + sample.value
-    return found
+    """Wanted values of one scrape, of all the server's engines: shares as their mean, the rest summed; requests waiting
+    by reason as `waiting_<reason>`. Where a server has both names of a figure, the newer one counts; what is no finite
+    number is left out."""
+    found: dict[str, list[float]] = {}
+    for match in _SAMPLE.finditer(lines):
+        name, labels, text = (part.decode(errors="replace") if part else "" for part in match.groups())
+        try:
+            value = float(text)
+        except ValueError:
+            continue
+        if math.isfinite(value):
+            reason = _REASON.search(labels)
+            found.setdefault(f"waiting_{reason[1] if reason else None}" if name == _BY_REASON else name, []).append(
+                value
+            )
+    out = {key: sum(values) for key, values in found.items() if key.startswith("waiting_")}
+    for ours, names in (*_GAUGES.items(), *_COUNTERS.items()):
+        if theirs := next((n for n in names if n in found), None):
+            values = found[theirs]
+            out[ours] = sum(values) / len(values) if ours in _SHARES else sum(values)
+    return out
 
 
 class GpuSampler:
@@ -178,6 +192,7 @@ class Account:
         after = min(told, key=lambda s: abs(s.t - end), default=None)
         self._inside = [s for s in samples if begin <= s.t <= end]
         self._ends = (None, None) if before is after else (before, after)
+        self._resets = {key for a, b in pairwise(told) for key in _COUNTERS if _fell(a, b, key)}
         # the most requests that the server said it runs, None where it never did
         self.running_peak = max((s.values["running"] for s in told if "running" in s.values), default=None)
         self._first: Sample | None = None
@@ -196,9 +211,16 @@ class Account:
     def figures(self, output: Callable[[float, float], float]) -> dict[str, float | None]:
         """output: the client's tokens between any two of times()."""
         (before, after), first, last = self._ends, self._first, self._last
-        queries, hits = delta(first, last, "cache_queries"), delta(first, last, "cache_hits")
+
+        def grown(a: Sample | None, b: Sample | None, name: str) -> float | None:
+            return None if name in self._resets else delta(a, b, name)
+
+        def mean(name: str) -> float | None:
+            return None if f"{name}_count" in self._resets else histogram_mean(before, after, name)
+
+        queries, hits = grown(first, last, "cache_queries"), grown(first, last, "cache_hits")
         if queries is None and hits is not None:  # SGLang looks up every prompt token and does not count that
-            queries = delta(first, last, "prompt_tokens")
+            queries = grown(first, last, "prompt_tokens")
 
         def gpu(name: str) -> float | None:
             return stats.mean([s.gpu[name] for s in self._inside if name in s.gpu])
@@ -208,12 +230,13 @@ class Account:
             "server_waiting_mean": gauge_mean(self._inside, "waiting"),
             "kv_cache_usage_mean": gauge_mean(self._inside, "kv_cache_usage"),
             "cache_hit_share": hits / queries if hits is not None and queries else None,
-            "preemptions": delta(first, last, "preemptions"),
-            "server_prefill_mean_s": histogram_mean(before, after, "prefill"),
-            "server_queue_mean_s": histogram_mean(before, after, "queue"),
-            "server_ttft_mean_s": histogram_mean(before, after, "ttft"),
+            "preemptions": grown(first, last, "preemptions"),
+            "server_counters_reset": bool(self._resets),
+            "server_prefill_mean_s": mean("prefill"),
+            "server_queue_mean_s": mean("queue"),
+            "server_ttft_mean_s": mean("ttft"),
             # both sides counted between the same two scrapes
-            "server_output_tokens": delta(before, after, "generation_tokens"),
+            "server_output_tokens": grown(before, after, "generation_tokens"),
             "client_output_tokens": output(before.t, after.t) if before and after else None,
             "scrape_edge_tokens": sum(output(*edge) for edge in self._edges()),
             "gpu_power_mean_w": gpu("gpu_power_w"),
@@ -224,6 +247,11 @@ class Account:
             "gpu_power_capped_share": gpu("gpu_power_capped"),
             "gpu_throttled_share": gpu("gpu_throttled"),
         }
+
+
+def _fell(before: Sample, after: Sample, name: str) -> bool:
+    """Whether a counter is lower later: the server, or one of its engines, was started again in between."""
+    return name in before.values and name in after.values and after.values[name] < before.values[name]
 
 
 def delta(before: Sample | None, after: Sample | None, name: str) -> float | None:

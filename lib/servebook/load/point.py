@@ -19,27 +19,15 @@ from ..config.points import PointSpec
 from ..run_folder import results
 from ..scoring.audit import judge
 from . import arrivals, finished, summary
-from .client import Client, Reply, now
+from .client import Client, CountBy, Reply, now, without_secrets
 from .lengths import Length
 from .loops import ClosedLoop, OpenLoop
 from .metrics import Scraper
+from .probe import Dialect, Probe, find_dialect, names
 from .prompts import Bodies, Prompts
 from .runtime import allow_many_sockets, in_thread, quiet_collector
 from .watch import Progress, watch
 from .window import Rule, Tracker
-
-# What else to ask for, richest first. ignore_eos keeps the length fixed; continuous usage tells how many tokens the
-# first event carried. A server that refuses a field is asked without it.
-_OPTIONS: list[dict[str, Any]] = [
-    {"ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
-    {"ignore_eos": True, "stream_options": {"include_usage": True}},
-    {"stream_options": {"include_usage": True}},
-]
-
-_REFUSED_IDS = (
-    "Check the model's name and the endpoint; servebook measure sends other token ids with --vocab LOW:HIGH, and words "
-    "to a server that takes only text with --text"
-)
 
 
 def rule_of(spec: PointSpec, load: Load, deadline_s: float | None = None) -> Rule:
@@ -88,6 +76,7 @@ async def measure_ramp(
     endpoint: str = "/v1/completions",
     text: bool = False,
     turns: int = 1,
+    count_tokens: CountBy = "usage",
 ) -> list[dict[str, Any]]:
     """Load one server in stages without a pause between them, and return each stage's point.
 
@@ -112,22 +101,24 @@ async def measure_ramp(
     text = text or chat
     stages: list[_Stage] = []
     async with (
-        Client(url, endpoint=endpoint, api_key=api_key, timeout_s=load.request_timeout_s) as client,
+        Client(
+            url, endpoint=endpoint, api_key=api_key, timeout_s=load.request_timeout_s, count_by=count_tokens
+        ) as client,
         contextlib.AsyncExitStack() as stack,
     ):
         try:
             async with asyncio.timeout(rules[0].time_limit_s):
                 await client.open_connections(min(max(s.concurrency or 8 for s in specs), 1024))
-                vocab, accepted = await _dialect(
-                    client, model, [vocab, *lower_vocabs], text=text, chat=chat, ids=turns > 1
-                )
+                probe = Probe(client, 0.9 * rules[0].time_limit_s, on_progress)
+                dialect = await find_dialect(probe, model, [vocab, *lower_vocabs], text=text, chat=chat, ids=turns > 1)
         except TimeoutError:
             raise ServebookError(f"no answer within {rules[0].time_limit_s:g} s", url, "See the server's log") from None
         payload = {"model": model, "stream": True, "temperature": load.temperature}
         payload |= {k: v for k in ("top_p", "top_k") if (v := getattr(load, k)) is not None}
-        payload |= accepted
+        payload |= dialect.fields
+        assert dialect.vocab is not None
         prompts = Prompts(
-            vocab, prompt_lengths or first.prompt_tokens, *labels, shared_tokens=shared_prefix_tokens, text=text
+            dialect.vocab, prompt_lengths or first.prompt_tokens, *labels, shared_tokens=shared_prefix_tokens, text=text
         )
         bodies = Bodies(prompts, payload, output_lengths or first.output_tokens, chat=chat)
         closed = first.rate_per_s is None and not replay_s
@@ -153,9 +144,22 @@ async def measure_ramp(
                     )  # fmt: skip
                     await open_loop.run(tracker, due)
             stages.append(_Stage(spec, tracker, scraper, health, started_at))
+    asked = {
+        "url": without_secrets(url), "endpoint": without_secrets(client.endpoint), "model": model,
+        "request_fields": names(dialect.fields), "count_tokens": count_tokens, **_told(dialect, text),
+    }  # fmt: skip
     expected = prompt_set is not None or shared_prefix_tokens > 0 or turns > 1
     return [
-        _point(s, load=load, slo=slo, batching=batching, floors=floors, run_dir=run_dir, cache_expected=expected)
+        _point(
+            s,
+            load=load,
+            slo=slo,
+            batching=batching,
+            floors=floors,
+            run_dir=run_dir,
+            cache_expected=expected,
+            asked=asked,
+        )
         for s in stages
     ]
 
@@ -178,6 +182,7 @@ def _point(
     floors: Mapping[str, float] | None,
     run_dir: Path | None,
     cache_expected: bool,
+    asked: Mapping[str, Any],
 ) -> dict[str, Any]:
     """A measured stage as a point, judged and stored."""
     spec, tracker, scraper = stage.spec, stage.tracker, stage.scraper
@@ -190,6 +195,7 @@ def _point(
     tracker.finished.close()
     point |= stage.health | {"client_gap_mean_s": tracker.pause_mean_s}
     point |= {key: getattr(load, key) for key in ("seed", "temperature", "top_p", "top_k")}
+    point |= asked
     point |= {f"slo_{key}": value for key, value in slo.model_dump().items()}
     point["started_at"] = stage.started_at.isoformat(timespec="seconds")
     verdict, reasons = judge(point, spec, floors, cache_expected=cache_expected)
@@ -226,28 +232,12 @@ def _prompt_labels(spec: PointSpec, load: Load, run_dir: Path | None, prompt_set
     return (*labels, spec.sweep, spec.engine, spec.point, attempt)
 
 
-async def _dialect(
-    client: Client, model: str, vocabs: Sequence[range | Sequence[int]], *, text: bool, chat: bool, ids: bool
-) -> tuple[range | Sequence[int], dict[str, Any]]:
-    """The first vocabulary that the server takes, and what else it takes in a request.
-
-    Tried before every load: another server may have come in its place. ids: an answer's token ids are wanted, so that
-    a conversation can go on from them.
-    """
-    base = {"model": model, "max_tokens": 2, "stream": True}
-    if text:
-        asked = {"messages": [{"role": "user", "content": "one two"}]} if chat else {"prompt": "one two"}
-        return vocabs[0], await client.accepted(_OPTIONS, base | asked)
-    options = [{**_OPTIONS[0], "return_token_ids": True}, *_OPTIONS] if ids else _OPTIONS
-    refused: ServebookError | None = None
-    for vocab in vocabs:
-        prompt = [int(v) for v in (*vocab[:3], vocab[-1])]  # the highest is what a smaller vocabulary lacks
-        try:
-            return vocab, await client.accepted(options, base | {"prompt": prompt}, fix=_REFUSED_IDS)
-        except ServebookError as error:
-            refused = refused or error
-    assert refused is not None
-    raise refused
+def _told(dialect: Dialect, text: bool) -> dict[str, Any]:
+    """What was sent to learn what the server takes, in words."""
+    vocab = dialect.vocab or ()
+    prompts = "words" if text else f"token ids {vocab[0]} to {vocab[-1]}"
+    probes = f"{dialect.answered} of 2 tokens answered" + (f", {dialect.refused} refused" if dialect.refused else "")
+    return {"prompts": prompts, "probes": probes, "notes": list(dialect.notes)}
 
 
 def _keep(write: Callable[[Mapping[str, Any]], None], start: float, reply: Reply) -> None:

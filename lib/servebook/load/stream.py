@@ -1,55 +1,46 @@
 """A streamed completion, read as bytes: which reads carried token events, and how many tokens they were.
 
 The hot path is `feed`: one count of line starts a read, no JSON. JSON is parsed for the events up to the first token
-and, when the stream has ended, for its last few. An event is one `data:` line; a line is complete at its line feed, so
-events split over reads (in their JSON or in the word `data:`) and several events in one read come out right, as do
-CRLF, comments and keep-alive lines.
+and, when the stream has ended, for its last few; what is a token is in `tokens`. An event is one `data:` line; a line
+is complete at its line feed, so events split over reads (in their JSON or in the word `data:`) and several events in
+one read come out right, as do CRLF, lone CR, a byte order mark, comments and keep-alive lines.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
-AT_LEAST_ONE = -1
+from .tokens import AT_LEAST_ONE, Event, Usage, choice_of, has_reasoning, tokens_in, trailing
 
+__all__ = ["AT_LEAST_ONE", "TokenStream", "error_message", "tokens_in"]
 
-def tokens_in(event: dict[str, Any]) -> int | None:
-    """Tokens that the first events of a stream carry: a count, AT_LEAST_ONE (text without a count), 0, or None.
-
-    None is an event that only `usage` can decide on: empty text without a count is a token whose bytes are no
-    complete character yet on one server, and a greeting on another.
-    """
-    choices = event.get("choices")
-    if not choices:
-        return 0
-    choice = choices[0]
-    delta = choice.get("delta") or {}
-    logprobs = choice.get("logprobs") or {}
-    text = choice.get("text") or any(delta.get(k) for k in ("content", "reasoning_content", "reasoning", "tool_calls"))
-    so_far = (event.get("usage") or {}).get("completion_tokens")  # where usage comes with every event
-    if so_far is not None and (so_far or not text):
-        return so_far
-    for counted in (choice.get("token_ids"), logprobs.get("tokens"), logprobs.get("content")):
-        if counted is not None:
-            return len(counted)
-    if text:
-        return AT_LEAST_ONE
-    return 0 if delta.get("role") else None
+LONGEST_LINE = 1 << 23  # bytes: a server that never ends a line is not waited for
+_RECENT = 16  # reads: enough for the last token, the finish, usage, [DONE], and a few pings
+_LAST_LINES = 80
+_WORDS = 4096  # bytes kept of an answer that is no stream
+_DONE = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
+_LONE_CR = re.compile(rb"\r[^\n]")
+_FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
 class TokenStream:
     """Collects one response. After `finish`: `times`/`counts` are the reads that completed token events and the
     number of events each; `tokens`, `prompt_tokens`, `cached_tokens` come from the server's usage (None if absent);
-    `first_tokens` is the token count of the first event (None: not told); `error` is the server's message if it sent
-    one; `ended` says that the server marked the end; `heard` is when the last read of any kind came. keep: the answer
-    itself is wanted afterwards.
+    `first_tokens` is the token count of the first event (None: not told), `hidden_tokens` how many of them were
+    reasoning that was not streamed; `error` is the server's message if it sent one, `error_status` the HTTP status in
+    it, `fault` why the answer cannot be read; `ended` says that the server marked the end, `stopped` that it ended the
+    answer before its length, `over` that nothing counts any more; `heard` is when the last read that counts came.
+    keep: the answer itself is wanted afterwards. on_over is called at [DONE].
     """
 
     __slots__ = (
-        "_lead", "_recent", "_started", "_tail", "cached_tokens", "counts", "ended", "error", "first_tokens",
-        "heard", "prompt_tokens", "times", "tokens",
+        "_cr", "_lead", "_odd", "_opening", "_recent", "_started", "_tail", "cached_tokens", "counts", "ended", "error",
+        "error_status", "fault", "first_tokens", "heard", "hidden_tokens", "on_over", "over", "prompt_tokens",
+        "stopped", "times", "tokens",
     )  # fmt: skip
 
     def __init__(self, *, keep: bool = False) -> None:
@@ -59,27 +50,44 @@ class TokenStream:
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.first_tokens: int | None = None
+        self.hidden_tokens = 0
         self.error: str | None = None
-        self.ended = False
+        self.fault: str | None = None
+        self.error_status: int | None = None
+        self.ended = self.stopped = self.over = False
+        self.on_over: Callable[[], None] | None = None
         self.heard = 0.0
-        self._started = False
+        self._started = self._cr = False
+        self._opening: Event | None = None  # the first event with a token
         self._lead: list[float] = []  # events before the first sure token that may have been tokens
-        self._tail = b""
-        # enough for the last token, finish, usage and [DONE] events; all of it where the answer is wanted
-        self._recent: deque[bytes] = deque(maxlen=None if keep else 8)
+        self._tail = self._odd = b""
+        self._recent: deque[bytes] = deque(maxlen=None if keep else _RECENT)
 
     def feed(self, data: bytes, now: float) -> None:
         """Take what one read returned, stamped at its arrival."""
+        if self.over:
+            return
         self.heard = now
         if self._tail:
             data = self._tail + data
             self._tail = b""
+        if self._cr or not self._started:
+            data = self._plain_lines(data)
         if data[-1:] != b"\n":
             whole = data.rfind(b"\n") + 1
             self._tail, data = data[whole:], data[:whole]
+            if len(self._tail) > LONGEST_LINE:
+                self.fault, self._tail = f"a line of more than {LONGEST_LINE >> 20} MiB in its answer", b""
+                self._end()
         events = data.count(b"\ndata:") + data.startswith(b"data:")
         if not events:
+            if not self._started:
+                self._odd = (self._odd + data)[:_WORDS]
             return
+        if b"[DONE]" in data and (done := _DONE.search(data)):
+            data = data[: done.end()] + b"\n"  # what follows is not part of the answer
+            events = data.count(b"\ndata:") + data.startswith(b"data:")
+            self._end()
         self._recent.append(data)
         if not self._started:
             events = self._open(data, events, now)
@@ -91,6 +99,19 @@ class TokenStream:
     def events(self) -> int:
         """Token events so far."""
         return sum(self.counts)
+
+    def _end(self) -> None:
+        self.over, self._tail = True, b""
+        if self.on_over is not None:
+            self.on_over()
+
+    def _plain_lines(self, data: bytes) -> bytes:
+        """Without the byte order mark that may lead a stream, and with line feeds where it ends lines by CR alone."""
+        if data.startswith(b"\xef\xbb\xbf") and not self._recent:
+            data = data[3:]
+        if not self._cr and b"\n" not in data and _LONE_CR.search(data):
+            self._cr = True
+        return data.replace(b"\r", b"\n") if self._cr else data
 
     def _open(self, data: bytes, events: int, now: float) -> int:
         """Events of this read from the first token on; 0 while there is none."""
@@ -105,55 +126,70 @@ class TokenStream:
                 self._lead.append(now)
             elif carried:
                 self._started = True
+                self._opening = event
                 self.first_tokens = carried if carried > 0 else None
                 return events - position
         return 0
 
     def finish(self) -> None:
         """Settle what the stream's end tells: usage, errors, and which events carried no token."""
-        if self._tail:  # a last line without its line feed
+        if self._tail and not self.over:  # a last line without its line feed
             self.feed(b"\n", self.heard)
-        # the last dozen events: a line each, a blank one, perhaps a comment with its own
-        lines = _data_lines(b"\n".join(b"".join(self._recent).rsplit(b"\n", 60)[-60:]))
-        usage: dict[str, Any] | None = None
-        tail, unsure = 0, False
-        event = _parse(lines[-1]) if lines else None
-        for position in range(len(lines) - 1, max(-1, len(lines) - 12), -1):
-            before = _parse(lines[position - 1]) if position else None
-            self.ended |= lines[position] == b"[DONE]"
-            if event is not None:
-                usage = usage or event.get("usage")
-                if event.get("error") or event.get("object") == "error":
-                    self.error = error_message(event)
-                if choices := event.get("choices"):
-                    finished = bool(choices[0].get("finish_reason"))
-                    self.ended |= finished
-                    if not _repeats(event, before):
-                        unsure = finished and tokens_in({**event, "usage": None}) in (0, None)
-                        break
-            tail, event = tail + 1, before
-        if usage:
-            self.tokens = usage.get("completion_tokens")
-            self.prompt_tokens = usage.get("prompt_tokens")
-            self.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        lines = b"\n".join(b"".join(self._recent).rsplit(b"\n", _LAST_LINES)[-_LAST_LINES:]).split(b"\n")
+        data = [line[5:].strip() for line in lines if line.startswith(b"data:")]
+        events = [_parse(line) for line in data]
+        reasons = [_finish_reason(e) for e in events]
+        # usage without a choice is what some servers end with
+        self.ended |= b"[DONE]" in data or any(reasons) or bool(events and _only_usage(events[-1]))
+        self.stopped = "stop" in reasons
+        self.error, self.error_status = _told_error(lines, events)
+        usage = Usage(events)
+        self.tokens, self.prompt_tokens, self.cached_tokens = usage.tokens, usage.prompt_tokens, usage.cached_tokens
+        self.fault = self.fault or usage.fault
         if self._started:
-            # an empty last event is a token unless that makes them too many
-            surplus = unsure and (self.tokens is None or self.events - tail > self.tokens)
-            self._drop_last(tail + surplus)
+            self._settle(*trailing(events, self._opening))
+        elif not self.error and not self.times:
+            self.fault = self.fault or _no_stream(self._odd + self._tail)
         self._claim_lead()
-        if self.first_tokens is None and self.events == self.tokens:
-            self.first_tokens = 1
+        self._settle_first(usage.reasoning_tokens or 0)
+        self._opening = None
         if self._recent.maxlen is not None:  # only a kept stream is asked what it said
             self._recent.clear()
+
+    def _settle(self, passed: int, undecided: int) -> None:
+        """Drop the last events that carried no token; of those undecided as many count as make the total come out."""
+        missing = (self.tokens or 0) - (self.events - passed)
+        self._drop_last(passed - (missing if 0 < missing <= undecided else 0))
+
+    def _settle_first(self, reasoning: int) -> None:
+        """How many tokens the first event stands for."""
+        tokens, events = self.tokens or 0, self.events
+        if events > 1 and self.tokens is not None and (self.first_tokens or 0) >= tokens:
+            self.first_tokens = None  # a total that every event repeats
+        if 0 < reasoning < tokens and events <= tokens - reasoning and not has_reasoning(self._opening or {}):
+            self.hidden_tokens = reasoning
+        if self.first_tokens is None and events == tokens - self.hidden_tokens:
+            self.first_tokens = 1
+        if self.hidden_tokens and (self.first_tokens or 0) <= self.hidden_tokens:
+            self.first_tokens = (self.first_tokens or 1) + self.hidden_tokens
+
+    def take_count(self, tokens: int) -> None:
+        """The number of tokens, of a stream that does not tell it."""
+        self.tokens = tokens
+        self._settle_first(0)
 
     def answer(self) -> tuple[list[int], str]:
         """What a kept stream said: its token ids (empty where the server gives none) and its text."""
         ids: list[int] = []
         text: list[str] = []
-        for line in _data_lines(b"".join(self._recent)):
-            for choice in (_parse(line) or {}).get("choices") or ():
-                ids += choice.get("token_ids") or ()
-                text.append(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
+        for line in b"".join(self._recent).split(b"\n"):
+            event = _parse(line[5:].strip()) if line.startswith(b"data:") else None
+            for choice in (event or {}).get("choices") or ():
+                if isinstance(choice, dict):
+                    ids += choice.get("token_ids") or ()
+                    delta = choice.get("delta")
+                    said = choice.get("text") or (delta.get("content") if isinstance(delta, dict) else "")
+                    text.append(said if isinstance(said, str) else "")
         return ids, "".join(text)
 
     def _drop_last(self, events: int) -> None:
@@ -173,20 +209,58 @@ class TokenStream:
             self.first_tokens = 1
 
 
-def _repeats(event: dict[str, Any], before: dict[str, Any] | None) -> bool:
-    """Whether an event's running usage equals that of the event before it, so that it carried no token."""
-    counts = [((e or {}).get("usage") or {}).get("completion_tokens") for e in (event, before)]
-    return counts[0] is not None and counts[0] == counts[1]
+def _finish_reason(event: Event | None) -> Any:
+    return (choice_of(event or {}) or {}).get("finish_reason")
 
 
-def _data_lines(data: bytes) -> list[bytes]:
-    return [line[5:].strip() for line in data.split(b"\n") if line.startswith(b"data:")]
+def _only_usage(event: Event | None) -> bool:
+    return bool(event and event.get("usage")) and choice_of(event or {}) is None
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def _told_error(lines: list[bytes], events: list[Event | None]) -> tuple[str | None, int | None]:
+    """The server's message with its status, however it sends one: an error object, an event named error, a line."""
+    named = False
+    for line in lines:
+        if line.startswith(b"error:"):
+            return error_message(line[6:]), _status(_parse(line[6:]))
+        if line.startswith(b"event:"):
+            named = line[6:].strip() == b"error"
+        elif named and line.startswith(b"data:"):
+            return error_message(line[5:]), _status(_parse(line[5:]))
+    for event in events:
+        if event and (event.get("error") or "error" in (event.get("object"), event.get("type"))):
+            return error_message(event), _status(event)
+    if any(_finish_reason(event) == "error" for event in events):
+        return "finish_reason is error", None
+    return None, None
+
+
+def _status(event: Event | None) -> int | None:
+    """The HTTP status that an error object carries."""
+    error = (event or {}).get("error")
+    for told in (error if isinstance(error, dict) else {}, event or {}):
+        for key in ("code", "status", "status_code", "http_status_code"):
+            if str(told.get(key)).isdigit():
+                return int(told[key])
+    return None
+
+
+def _no_stream(body: bytes) -> str | None:
+    """What an answer says that has no event with a token in it, None where it says nothing."""
+    words = b"\n".join(line for line in body.splitlines() if line.strip() and not line.startswith(_FIELDS))
+    words = words.removeprefix(b"error:").strip()
+    if not words:
+        return None
+    whole = _parse(words)
+    if whole and "choices" in whole:
+        return "the server answers in one piece, not as a stream"
+    return f"answered without a stream: {error_message(words)}"
+
+
+def _parse(line: bytes) -> Event | None:
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) else None
 
@@ -199,9 +273,11 @@ def error_message(body: dict[str, Any] | bytes | str) -> str:
     if isinstance(found, str):
         try:
             found = json.loads(found)
-        except ValueError:
+        except (ValueError, RecursionError):
             return " ".join(found.split())[:300]
     for _ in range(3):
+        if isinstance(found, list) and found:
+            found = found[0]
         if isinstance(found, dict):
             found = found.get("error") or found.get("message") or found.get("detail") or json.dumps(found)
     return " ".join(str(found).split())[:300]

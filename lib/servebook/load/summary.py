@@ -80,6 +80,8 @@ def summarize(tracker: Tracker, slo: Slo, *, batching: bool, scraper: metrics.Sc
         "goodput_share": outcomes.met / (good + failed) if good or failed else None,
         **server,
     }
+    if out["cache_hit_share"] is None:  # the server has no metrics of it; its usage may tell
+        out["cache_hit_share"] = out["usage_cached_share"]
     return out | (flow.arrivals(e2e or 0.0) if tracker.open_loop else {})
 
 
@@ -213,30 +215,40 @@ class _Shape:
     """Whether what came back is what was asked for, and how it was cut into events and reads."""
 
     def __init__(self) -> None:
-        self.tokens = self.events = self.reads = self.cached = 0
-        self.over = self.unknown = self.prompts_off = self.outputs_off = 0
+        self.streamed = self.events = self.reads = self.cached = self.cachable = self.hidden = self.counted = 0
+        self.over = self.unknown = self.prompts_off = self.outputs_off = self.prompts = self.prompt_tokens = 0
 
     def add(self, chunk: Chunk) -> None:
         r, events = chunk.requests[chunk.good], chunk.events_of[chunk.good]
-        self.tokens += int(r["tokens"].sum())  # an answered request told them
+        self.hidden += int(r["hidden_tokens"].sum())
+        self.streamed += int((r["tokens"] - r["hidden_tokens"]).sum())  # an answered request's tokens are known
+        self.counted += int((r["counted"] > 0).sum())
         self.events += int(events.sum())
         self.reads += int(r["reads"].sum())
-        self.cached += int(r["cached_tokens"].clip(0).sum())
+        known = (r["cached_tokens"] >= 0) & (r["prompt_tokens"] > 0)
+        self.cached += int(r["cached_tokens"][known].sum())
+        self.cachable += int(r["prompt_tokens"][known].sum())
         self.over += int((events > r["tokens"]).sum())
         self.unknown += int((r["first_tokens"] < 0).sum())
         told, asked = r["prompt_tokens"], r["prompt_tokens_asked"]
+        self.prompts += int((told >= 0).sum())
+        self.prompt_tokens += int(told.clip(0).sum())
         self.prompts_off += int(((told >= 0) & (asked != 0) & (told != asked)).sum())
         self.outputs_off += int((r["tokens"] != r["output_tokens_asked"]).sum())
 
     def figures(self) -> dict[str, Any]:
         return {
-            "itl_is_event_gap": bool(self.events < self.tokens or self.reads < 0.95 * self.events),
-            "tokens_per_event": self.tokens / self.events if self.events else None,
+            "itl_is_event_gap": bool(self.events < self.streamed or self.reads < 0.95 * self.events),
+            "tokens_per_event": self.streamed / self.events if self.events else None,
             "events_over_tokens": self.over,
             "first_event_unknown": self.unknown,
             "prompt_tokens_off": self.prompts_off,
             "output_tokens_off": self.outputs_off,
+            "prompt_tokens_mean": self.prompt_tokens / self.prompts if self.prompts else None,
             "usage_cached_tokens": self.cached,
+            "usage_cached_share": self.cached / self.cachable if self.cachable else None,
+            "hidden_reasoning_tokens": self.hidden,
+            "counted_without_usage": self.counted,
         }
 
 

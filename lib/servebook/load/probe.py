@@ -1,0 +1,156 @@
+"""What a server takes in a request, found out with one cheap request that it answers.
+
+A request that is refused costs its owner nothing, so the richest form is tried first and the next where it is refused,
+whether by a status or inside a stream. A server that is busy is waited for. An answer, whatever its quality, ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..common.errors import ServebookError
+from .client import Client, Reply
+
+BUSY = (429, 503)
+_NOT_ABOUT_A_FIELD = (401, 403, 404, 405)
+_REDIRECTS = (301, 302, 307, 308)
+PATIENCE_S = 60.0  # that a busy server is waited for
+
+# What else to ask for, richest first. ignore_eos keeps the length fixed; continuous usage tells how many tokens the
+# first event carried. A server that refuses a field is asked without it.
+OPTIONS: list[dict[str, Any]] = [
+    {"ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    {"ignore_eos": True, "stream_options": {"include_usage": True}},
+    {"stream_options": {"include_usage": True}},
+    {},
+]
+
+
+_CHECK = "Check the model's name and whether the server has this endpoint"
+_REFUSED_IDS = (
+    "Check the model's name and the endpoint; servebook measure sends other token ids with --vocab LOW:HIGH, and words "
+    "to a server that takes only text with --text"
+)
+
+
+class Refused(ServebookError):
+    """The server takes none of the forms of a request that were tried."""
+
+
+@dataclass
+class Dialect:
+    """What a server takes: token ids that prompts may draw from, further fields; and what was sent to learn it."""
+
+    vocab: range | Sequence[int] | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
+    answered: int = 0  # probes that the server answered, at most one
+    refused: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+class Probe:
+    """Tries forms of one request until the server answers one. patience_s: for a server that is busy, at most."""
+
+    def __init__(self, client: Client, patience_s: float, tell: Callable[[str], None] | None = None) -> None:
+        self._client, self._left_s, self._tell = client, min(PATIENCE_S, patience_s), tell
+        self.dialect = Dialect()
+
+    async def accepted(self, options: Sequence[dict[str, Any]], base: dict[str, Any], fix: str) -> dict[str, Any]:
+        """The richest of `options` (best first) that the server takes beside `base`.
+
+        Raises ServebookError with the server's own words, and this fix, when it takes none of them.
+        """
+        reply, broken = Reply(-1, 0, 0), None
+        for option in options:
+            reply = await self._answer({**base, **option})
+            if _fails(reply):  # once may be chance
+                reply = await self._answer({**base, **option})
+            if reply.status in _NOT_ABOUT_A_FIELD:
+                break
+            if _fails(reply):  # whether it is the form's fault, the next one tells
+                broken = option if broken is None else broken
+            elif _refuses(reply):
+                self.dialect.refused += 1
+            else:
+                self.dialect.answered += 1
+                return option
+        if broken is not None and _fails(reply):
+            return broken  # it fails whatever it is asked: that is what will be measured
+        kind = ServebookError if reply.status in _NOT_ABOUT_A_FIELD else Refused
+        raise kind(f"the server refuses the request ({reply.error})", self._client.endpoint, fix)
+
+    async def _answer(self, body: dict[str, Any]) -> Reply:
+        """What comes of a request, once the server is not busy, from where it was redirected to."""
+        client, wait_s, hops = self._client, 1.0, 0
+        while True:
+            reply = Reply(-1, 0, int(body["max_tokens"]))
+            await client.stream(json.dumps(body).encode(), reply)
+            if reply.status in _REDIRECTS and reply.location and hops < 5:
+                client.follow(reply.location)
+                self.dialect.notes = [f"redirected: requests go to {client.endpoint}"]
+                hops += 1
+            elif reply.status in BUSY or reply.stream.error_status in BUSY:
+                seconds = reply.retry_after_s if reply.retry_after_s is not None else wait_s
+                if seconds > self._left_s:
+                    raise ServebookError(
+                        f"the server is busy ({reply.error})", client.endpoint,
+                        "Try again later, or ask for a higher limit",
+                    )  # fmt: skip
+                if self._tell:
+                    self._tell(f"the server is busy ({reply.error}); trying again in {seconds:g} s")
+                await asyncio.sleep(seconds)
+                self._left_s, wait_s = self._left_s - max(seconds, 0.1), 2 * wait_s
+            else:
+                return reply
+
+
+def _refuses(reply: Reply) -> bool:
+    """Whether the server will not have a request of this form."""
+    if reply.status == 200:
+        return bool(reply.stream.error or reply.stream.fault)
+    return reply.status is not None and 300 <= reply.status < 500
+
+
+def _fails(reply: Reply) -> bool:
+    """Whether the server fails at it, or the connection does."""
+    return reply.status is None or reply.status >= 500
+
+
+async def find_dialect(
+    probe: Probe, model: str, vocabs: Sequence[range | Sequence[int]], *, text: bool, chat: bool, ids: bool
+) -> Dialect:
+    """The first vocabulary that the server takes, and what else it takes in a request.
+
+    Tried before every load: another server may have come in its place. ids: an answer's token ids are wanted, so that
+    a conversation can go on from them. Raises ServebookError with the server's words where it takes nothing.
+    """
+    base, dialect = {"model": model, "max_tokens": 2, "stream": True}, probe.dialect
+    if text:
+        asked = {"messages": [{"role": "user", "content": "one two"}]} if chat else {"prompt": "one two"}
+        dialect.vocab, dialect.fields = vocabs[0], await probe.accepted(OPTIONS, base | asked, _CHECK)
+        return dialect
+    options = [{**OPTIONS[0], "return_token_ids": True}, *OPTIONS] if ids else OPTIONS
+    refused: ServebookError | None = None
+    for vocab in vocabs:
+        prompt = [int(v) for v in (*vocab[:3], vocab[-1])]  # the highest is what a smaller vocabulary lacks
+        try:
+            fields = await probe.accepted(options, base | {"prompt": prompt}, _REFUSED_IDS)
+            dialect.vocab, dialect.fields = vocab, fields
+            return dialect
+        except Refused as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def names(fields: dict[str, Any]) -> str:
+    """Further fields of a request as one line: ignore_eos, stream_options.include_usage …"""
+    return ", ".join(
+        f"{key}.{inner}" if isinstance(value, dict) else key
+        for key, value in fields.items()
+        for inner in (value if isinstance(value, dict) else [""])
+    )
