@@ -220,10 +220,10 @@ def test_nothing_wrong_is_valid() -> None:
 
 
 def test_bodies_are_read_alike_without_aiohttps_inner_hook(monkeypatch: pytest.MonkeyPatch) -> None:
-    from servebook.load import client
+    from servebook.load import connections
 
-    ordinary = functools.partial(functools.partial, client.ResponseHandler)
-    monkeypatch.setattr(client, "partial", lambda _, loop: ordinary(loop=loop))
+    ordinary = functools.partial(functools.partial, connections.ResponseHandler)
+    monkeypatch.setattr(connections, "partial", lambda _, loop: ordinary(loop=loop))
     p = measure(Behaviour(split_bytes=23, itl_s=0.02), n=4)
     assert (p["requests"], p["tokens_per_event"]) == (4, 1)
 

@@ -18,7 +18,6 @@ from servebook.common.errors import ServebookError
 from servebook.config.params import Load, Slo
 from servebook.load import PointSpec, measure_point, measure_point_sync, measure_ramp_sync, summary
 from servebook.load.arrivals import schedule
-from servebook.load.client import Client
 from servebook.load.point import rule_of
 from servebook.load.prompts import Bodies, Prompts
 from servebook.load.summary import running_of, waiting_of
@@ -306,13 +305,15 @@ def test_a_client_whose_event_loop_stands_still_makes_the_point_suspect() -> Non
 
 
 def test_a_client_that_wakes_late_does_not_charge_it_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = Client._tapped
+    from servebook.load import client
+
+    read = client.read_tapped
 
     async def late(*of: Any) -> None:
         await read(*of)
         await asyncio.sleep(0.05)  # the stream has ended, its reader does not know yet
 
-    monkeypatch.setattr(Client, "_tapped", staticmethod(late))
+    monkeypatch.setattr(client, "read_tapped", late)
     with serving(Behaviour(ttft_s=0.02, itl_s=0.005)) as server:  # 95 ms a request
         p = measure(server, closed(4), Rule(4, 32, 32, 0, 20))
     assert abs(p["little_error"]) < 0.1 and p["in_flight_mean"] < 3.2 and p["client_gap_mean_s"] > 0.04

@@ -1,13 +1,14 @@
 """servebook: predict how fast an LLM serves, freeze the prediction, measure it, explain every miss."""
 
-import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
+from __future__ import annotations
+
 import sys
-import warnings
-from collections.abc import Sequence
-from types import ModuleType
+
+TYPE_CHECKING = False  # typing itself, and importlib's modules, take longer than all of this
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 __version__ = "0.1.0"
 
@@ -32,19 +33,26 @@ _MOVED = {
 }
 
 
-class _MovedModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _MovedModules:
     """Imports a module by the name that it had until 0.1, and says in one line where it is now."""
 
     def __init__(self) -> None:
-        self._own_specs: dict[str, importlib.machinery.ModuleSpec | None] = {}
+        self._own_specs: dict[str, ModuleSpec | None] = {}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    ) -> ModuleSpec | None:
         old = fullname.removeprefix("servebook.")
-        return importlib.util.spec_from_loader(fullname, self) if old in _MOVED and old != fullname else None
+        if old not in _MOVED or old == fullname:
+            return None
+        from importlib.machinery import ModuleSpec
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return ModuleSpec(fullname, self)  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        import importlib
+        import warnings
+
         new = f"servebook.{_MOVED[spec.name.removeprefix('servebook.')]}"
         warnings.warn(f"{spec.name} is now {new}", DeprecationWarning, stacklevel=2)
         module = importlib.import_module(new)

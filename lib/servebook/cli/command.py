@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,13 +19,22 @@ EXIT_FAULT, EXIT_INTERRUPTED = 1, 130
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the command; its exit status."""
     arguments = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character shows another
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     if arguments[:1] == ["measure"]:  # its own parser: it must be at the first request within a second
-        from .measure import main as measure
-
-        return _guarded(lambda _: measure(arguments[1:]), argparse.Namespace(debug="--debug" in arguments))
+        return _guarded(_measure, argparse.Namespace(debug="--debug" in arguments, rest=arguments[1:]))
     options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     return _guarded(options.call, options)
+
+
+def _measure(options: argparse.Namespace) -> int:
+    from .measure import main as measure
+
+    return measure(options.rest)
 
 
 def _guarded(call: Any, options: argparse.Namespace) -> int:
@@ -38,7 +50,9 @@ def _guarded(call: Any, options: argparse.Namespace) -> int:
         print(f"\nservebook: interrupted{kept}", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        sys.stderr.close()
+        for stream in (sys.stdout, sys.stderr):  # what they still hold would be written at the end, to nobody
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return EXIT_FAULT
     except OSError as error:  # what nothing else has put into words: a disk, a permission
         if options.debug:

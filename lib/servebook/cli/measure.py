@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import os
-import secrets
+import random
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 from ..common import files
-from ..common.errors import ServebookError
 from ..config.params import Load, Slo
 from ..config.points import PointSpec
+from ..engines import secrets
 from ..load.client import Client
 from ..load.point import measure_ramp_sync
 from ..load.selfcheck import self_check
 from ..run_folder import results
 from . import measure_options
+from .json_file import JsonFile
 
 COLUMNS = (
     ("point", "load", ""), ("requests", "requests", "d"), ("failures", "failed", "d"),
@@ -33,60 +36,107 @@ COLUMNS = (
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 when every point was measured and none is invalid. Raises ServebookError."""
     o = measure_options.read(argv)
-    api_key = _api_key(o.api_key_env)
-    model = o.model or asyncio.run(_first_model(o.url, api_key))
-    load = Load(
-        jitter_s=o.jitter, max_seconds=o.max_seconds, request_timeout_s=o.timeout,
-        seed=secrets.randbits(31) if o.seed is None else o.seed,
-        temperature=o.temperature, top_p=o.top_p, top_k=o.top_k,
-    )  # fmt: skip
-    points: list[dict[str, Any]] = []
+    api_key = secrets.key_of(o.api_key_env, "--api-key-env")
+    run = _Run(o, model="", api_key=api_key)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on there may be something to keep
     try:
-        _measure(o, points, model=model, load=load, api_key=api_key)
+        with contextlib.ExitStack() as ending:
+            if o.json:
+                run.json = JsonFile(o.json)
+                ending.callback(run.json.close)
+            if o.out:
+                _check_folder(o.out)
+            listed = [] if o.model else asyncio.run(_models(o.url, api_key))
+            run.model = o.model or listed[0]
+            run.guessed_of = len(listed)
+            run.measure()
     except KeyboardInterrupt:
-        kept = f"points kept: {len(points)}" if o.json or o.out else "nothing is kept without --json or --out"
+        kept = f"points kept: {len(run.points)}" if o.json or o.out else "nothing is kept without --json or --out"
         print(f"\nservebook: interrupted; {kept}", file=sys.stderr)
         return 128 + signal.SIGINT
-    return int(any(p["verdict"] == "invalid" for p in points))
+    if run.pipe_closed and not (o.json or o.out):
+        return 1
+    return int(any(p["verdict"] == "invalid" for p in run.points))
 
 
-def _measure(
-    o: argparse.Namespace, points: list[dict[str, Any]], *, model: str, load: Load, api_key: str | None
-) -> None:
-    """Measure one point, or one ramp, after the other; each is printed, stored and put into `points` at once."""
-    for stages in [o.specs] if o.ramp else [[spec] for spec in o.specs]:
-        measured = measure_ramp_sync(
-            stages, url=o.url, model=model, vocab=o.vocabs[0], lower_vocabs=o.vocabs[1:], load=load, api_key=api_key,
-            rules=[measure_options.rule_of(o, spec) for spec in stages], batching=not o.no_batching,
-            slo=Slo(ttft_s=o.slo_ttft, tpot_s=o.slo_tpot, e2e_s=o.slo_e2e), run_dir=o.out,
-            prompt_set=o.prompt_set, shared_prefix_tokens=o.prefix_tokens, replay_s=o.arrivals_s,
-            prompt_lengths=o.prompt_tokens, output_lengths=o.output_tokens,
-            endpoint="/v1/chat/completions" if o.chat else "/v1/completions", text=o.text, turns=o.turns,
-            on_progress=_progress(stages),
+class _Run:
+    """The points of one command: measured one after the other, each kept and printed at once."""
+
+    def __init__(self, o: argparse.Namespace, *, model: str, api_key: str | None) -> None:
+        self.o, self.model, self.api_key = o, model, api_key
+        self.points: list[dict[str, Any]] = []
+        self.json: JsonFile | None = None
+        self.guessed_of = 0  # models that the server listed, where none was named
+        self.pipe_closed = False  # nobody reads what is printed any more
+        self.load = Load(
+            jitter_s=o.jitter, max_seconds=o.max_seconds, request_timeout_s=o.timeout,
+            seed=random.SystemRandom().getrandbits(31) if o.seed is None else o.seed,
+            temperature=o.temperature, top_p=o.top_p, top_k=o.top_k,
         )  # fmt: skip
-        for spec, point in zip(stages, measured, strict=True):
-            if o.self_check and point["ttft_p50_s"] and point["tpot_p50_s"]:
-                load_of = dataclasses.replace(spec, rate_per_s=point.get("arrival_rate_per_s")) if o.replay else spec
-                point |= self_check(load_of, ttft_s=point["ttft_p50_s"], tpot_s=point["tpot_p50_s"])
-                if o.out:
-                    results.write_point(o.out, point)
-            points.append(point)
-            _print(point, header=len(points) == 1)
-        if o.json:  # after every point: the next may not come to its end
-            files.write_json(o.json, points if len(o.specs) > 1 else points[0])
-        if o.out:
-            results.write_points_csv(o.out)
+
+    def measure(self) -> None:
+        """Measure one point, or one ramp, after the other."""
+        o = self.o
+        for stages in [o.specs] if o.ramp else [[spec] for spec in o.specs]:
+            measured = measure_ramp_sync(
+                stages, url=o.url, model=self.model, vocab=o.vocabs[0], lower_vocabs=o.vocabs[1:], load=self.load,
+                rules=[measure_options.rule_of(o, spec) for spec in stages], batching=not o.no_batching,
+                slo=Slo(ttft_s=o.slo_ttft, tpot_s=o.slo_tpot, e2e_s=o.slo_e2e), run_dir=o.out, api_key=self.api_key,
+                prompt_set=o.prompt_set, shared_prefix_tokens=o.prefix_tokens, replay_s=o.arrivals_s,
+                prompt_lengths=o.prompt_tokens, output_lengths=o.output_tokens,
+                endpoint="/v1/chat/completions" if o.chat else "/v1/completions", text=o.text, turns=o.turns,
+                count_tokens=o.count_tokens, on_progress=_progress(stages),
+            )  # fmt: skip
+            before = len(self.points)
+            for spec, point in zip(stages, measured, strict=True):
+                if o.self_check and point["ttft_p50_s"] and point["tpot_p50_s"]:
+                    due = dataclasses.replace(spec, rate_per_s=point.get("arrival_rate_per_s")) if o.replay else spec
+                    point |= self_check(due, ttft_s=point["ttft_p50_s"], tpot_s=point["tpot_p50_s"])
+                    if o.out:
+                        results.write_point(o.out, point)
+                self.points.append(point)
+            self._keep()
+            self._show(before)
+            if self.pipe_closed and not (o.json or o.out):
+                return
+
+    def _keep(self) -> None:
+        """After every point: the next may not come to its end. Before it is printed: whoever reads may be gone."""
+        if self.json:
+            self.json.write(self.points if len(self.o.specs) > 1 else self.points[0])
+        if self.o.out:
+            results.write_points_csv(self.o.out)
+
+    def _show(self, start: int) -> None:
+        out = sys.stderr if self.json and self.json.on_stdout else sys.stdout
+        try:
+            for position in range(start, len(self.points)):
+                if position == 0:
+                    print(_measured(self.points[0], self.guessed_of), file=out)
+                _print(self.points[position], header=position == 0, out=out)
+        except BrokenPipeError:  # what is kept goes on being kept
+            self.pipe_closed = True
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
-def _api_key(variable: str | None) -> str | None:
-    if variable and variable not in os.environ:
-        raise ServebookError(f"the environment variable {variable} is not set", "--api-key-env")
-    return os.environ[variable] if variable else None
+def _measured(point: Mapping[str, Any], guessed_of: int) -> str:
+    """What was measured, on one line."""
+    model = (
+        f"{point['model']}, the first of {guessed_of} models (--model names one)," if guessed_of > 1 else point["model"]
+    )
+    lines = [f"measured {model} at {point['endpoint']} with {point['prompts']}, seed {point['seed']}"]
+    lines.append(f"asked with {point['request_fields'] or 'no further field'}; probes: {point['probes']}")
+    return "\n".join([*lines, *point["notes"]])
 
 
-async def _first_model(url: str, api_key: str | None) -> str:
+async def _models(url: str, api_key: str | None) -> list[str]:
     async with Client(url, api_key=api_key) as client:
-        return (await client.models())[0]
+        return await client.models()
+
+
+def _check_folder(folder: Path) -> None:
+    """Raises ServebookError where results cannot be written into the folder."""
+    files.write_text(folder / ".servebook", "").unlink(missing_ok=True)
 
 
 def _progress(stages: Sequence[PointSpec]) -> Any:
@@ -96,17 +146,17 @@ def _progress(stages: Sequence[PointSpec]) -> Any:
     return lambda text: print(f"\r{name}: {text}\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _print(point: Mapping[str, Any], *, header: bool) -> None:
+def _print(point: Mapping[str, Any], *, header: bool, out: TextIO) -> None:
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     widths = [max(9, len(title)) for _, title, _ in COLUMNS]
     if header:
-        print("  ".join(title.rjust(w) for (_, title, _), w in zip(COLUMNS, widths, strict=True)))
+        print("  ".join(title.rjust(w) for (_, title, _), w in zip(COLUMNS, widths, strict=True)), file=out)
     cells = (_cell(point.get(key), form).rjust(w) for (key, _, form), w in zip(COLUMNS, widths, strict=True))
-    print("  ".join(cells))
+    print("  ".join(cells), file=out)
     for line in (*point["reasons"], *_details(point)):
-        print(f"{'':9}  {line}")
-    sys.stdout.flush()
+        print(f"{'':9}  {line}", file=out)
+    out.flush()
 
 
 def _details(p: Mapping[str, Any]) -> Iterator[str]:
@@ -129,6 +179,9 @@ def _details(p: Mapping[str, Any]) -> Iterator[str]:
         yield f"goodput {t('goodput_per_s', '.2f')}/s: {t('goodput_share', '.1%')} of attempted requests kept the slo"
     if p.get("cache_hit_share"):
         yield f"the prefix cache served {t('cache_hit_share', '.1%')} of the prompts' tokens"
+    mean = p.get("prompt_tokens_mean")
+    if mean and p.get("prompts") == "words" and abs(mean - p["prompt_tokens"]) > 0.5:
+        yield f"prompts of {p['prompt_tokens']} words were {mean:.0f} tokens on average, by the server's count"
     for turn in p.get("turns") or ():
         prompt, ttft = (_cell(turn[k], form) for k, form in (("prompt_tokens_mean", ".0f"), ("ttft_mean_s", "ms")))
         yield f"turn {turn['turn'] + 1}: {turn['requests']} requests, {prompt} prompt tokens, TTFT {ttft} ms"

@@ -77,8 +77,8 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     tried = ", ".join(f"{v.start}:{v.stop}" for v in VOCABS)
     p = _Parser(prog="servebook measure", description="Load any OpenAI-compatible server, measure it.")
-    p.add_argument("--url", required=True, help="e.g. http://127.0.0.1:8000 (with or without /v1)")
-    p.add_argument("--model", help="the server's first unless given")
+    p.add_argument("--url", type=_text, required=True, help="e.g. http://127.0.0.1:8000 (with or without /v1)")
+    p.add_argument("--model", type=_text, help="the server's first unless given")
     how = p.add_mutually_exclusive_group()
     how.add_argument("--concurrency", type=_counts, default=[1], help="closed loop at so many; several: 1,2,4")
     how.add_argument("--rate", type=_rates, help="open loop at so many requests a second; several: 0.5,1,2")
@@ -94,6 +94,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--text", action="store_true", help="words instead of token ids; --prompt-tokens counts words")
     p.add_argument("--chat", action="store_true", help="the chat endpoint, with text")
+    p.add_argument(
+        "--count-tokens", choices=("usage", "events", "asked"), default="usage",
+        help="of a server that tells no usage: count events, or take the length asked for; the point is suspect",
+    )  # fmt: skip
     p.add_argument("--requests", type=_count, help="measured requests, after the warm-up (100; all of --replay)")
     p.add_argument("--min-seconds", type=_not_negative, default=0.0, help="go on for at least so long")
     p.add_argument("--max-seconds", type=_positive, default=600.0, help="deadline of a point: it ends whatever it has")
@@ -106,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"token ids prompts draw from, HIGH left out; default: {tried}, the first that the server takes",
     )  # fmt: skip
     p.add_argument("--no-batching", action="store_true", help="the server decodes one request at a time")
-    p.add_argument("--prompt-set", metavar="NAME", help="repeat this set's prompts at every point")
+    p.add_argument("--prompt-set", type=_text, metavar="NAME", help="repeat this set's prompts at every point")
     p.add_argument(
         "--shared-prefix", type=_prefix, default=0, metavar="N|P%", help="leading tokens that all prompts share"
     )
@@ -117,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--slo-tpot", type=_positive, metavar="S")
     p.add_argument("--slo-e2e", type=_positive, metavar="S")
     p.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds the key")
-    p.add_argument("--json", type=Path, metavar="FILE", help="the point (several: a list) as JSON")
+    p.add_argument("--json", type=Path, metavar="FILE", help="the point (several: a list) as JSON; -: to stdout")
     p.add_argument("--out", type=Path, metavar="DIR", help="request rows, series and points go here")
     p.add_argument("--self-check", action="store_true", help="also measure what this client adds at the same load")
     p.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
@@ -147,6 +151,14 @@ def _number(text: str, kind: type[int] | type[float], what: str, fits: Callable[
     if not (abs(value) < math.inf and fits(value)):  # math.isfinite raises for an int of 400 digits
         raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
     return value
+
+
+def _text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{text!a} is not UTF-8") from None
+    return text
 
 
 def _count(text: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -49,6 +50,17 @@ def writing(path: Path) -> Iterator[Path]:
 def write_json(path: Path, value: Any) -> Path:
     """Replace a file's content with a JSON value, as write_text. Raises ValueError for NaN and infinity."""
     return write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """A JSON value in which what is no finite number is null: JSON has neither NaN nor infinity."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return value
 
 
 def read_json(path: Path) -> Any:

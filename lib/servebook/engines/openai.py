@@ -14,6 +14,7 @@ from typing import Any
 from .. import model
 from ..common.errors import ServebookError
 from ..config.params import OpenAIEngine, RunParams
+from . import secrets
 from .base import Engine
 from .environment import server_environment
 from .facts import blank_facts, from_metrics, from_sglang, merge
@@ -56,7 +57,7 @@ def why_not(engine: OpenAIEngine) -> str | None:
     """Why it cannot be had: nothing answers at its URL, or its command's program is not there; else None."""
     if engine.url:
         url = engine.url.rstrip("/").removesuffix("/v1")
-        key = os.environ.get(engine.api_key_env or "")
+        key = os.environ.get(engine.api_key_env or "", "").strip() or None
         status = answers(url, key)
         if status in (401, 403):
             return f"{url}/v1/models refuses the key (HTTP {status})"
@@ -104,11 +105,7 @@ def connect(name: str, engine: OpenAIEngine, run_dir: Path) -> Remote:
     where = f"engines.{name}"
     assert engine.url
     url = engine.url.rstrip("/").removesuffix("/v1")
-    key = os.environ.get(engine.api_key_env) if engine.api_key_env else None
-    if engine.api_key_env and not key:
-        raise ServebookError(
-            f"the environment variable {engine.api_key_env} is not set", f"{where}.api_key_env", "Set it to the key"
-        )
+    key = secrets.key_of(engine.api_key_env, f"{where}.api_key_env")
     status, models = answers(url, key), served_models(url, key)
     if status in (401, 403):
         raise ServebookError(f"{url}/v1/models refuses the key (HTTP {status})", f"{where}.api_key_env", "Correct it")

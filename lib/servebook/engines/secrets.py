@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from urllib.parse import urlsplit
 
+from ..common.errors import ServebookError
 from ..config.params import BatchingEngine, Engine, OpenAIEngine
 
 WORDS = {"TOKEN", "KEY", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "CREDENTIALS", "PAT"}
+
+
+def key_of(variable: str | None, where: str) -> str | None:
+    """The key in an environment variable, without the line feed that a file or `echo` puts behind it; None where none
+    is named. Raises ServebookError where it is not set, or cannot be sent in a header."""
+    if not variable:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise ServebookError(f"the environment variable {variable} is not set", where, "Set it to the key")
+    if not key.isascii() or not key.isprintable():
+        raise ServebookError(f"the key in {variable} has characters that no header can hold", where, "Set it again")
+    return key
 
 
 def is_secret(variable: str) -> bool:

@@ -111,7 +111,7 @@ class Probe:
 def _refuses(reply: Reply) -> bool:
     """Whether the server will not have a request of this form."""
     if reply.status == 200:
-        return bool(reply.stream.error or reply.stream.fault)
+        return bool(reply.stream.error) or bool(reply.stream.fault and not reply.stream.ended)
     return reply.status is not None and 300 <= reply.status < 500
 
 

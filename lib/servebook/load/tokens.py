@@ -129,7 +129,10 @@ class Usage:
     told), and `fault`, where there is usage that cannot be read."""
 
     def __init__(self, events: Sequence[Event | None]) -> None:
-        self.tokens = self.prompt_tokens = self.cached_tokens = self.reasoning_tokens = None
+        self.tokens: int | None = None
+        self.prompt_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        self.reasoning_tokens: int | None = None
         self.fault: str | None = None
         for event in reversed(events):
             usage = (event or {}).get("usage")

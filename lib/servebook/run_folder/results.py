@@ -156,7 +156,7 @@ def read_rows(path: Path) -> Rows:
 def write_point(run_dir: Path, point: Mapping[str, Any]) -> Path:
     """Store a complete point; its file's presence is what says that it is complete."""
     path = point_path(run_dir, point["sweep"], point["engine"], point["point"])
-    files.write_json(path, point)
+    files.write_json(path, files.finite(point))
     return path
 
 

@@ -94,6 +94,12 @@ def _suspect(p: Mapping[str, Any], cache_expected: bool) -> list[str]:
         edge = (p.get("scrape_edge_tokens") or 0) + 2 * (p.get("concurrency") or p.get("in_flight_mean") or 1)
         slack = max(COUNT_TOLERANCE * max(server, client), edge)
         when(abs(server - client) > slack, f"the server counted {server:.0f} output tokens, the client {client:.0f}")
+    counted = p.get("counted_without_usage")
+    how = {"events": "their events", "asked": "the length asked for"}.get(str(p.get("count_tokens")), "a guess")
+    when(bool(counted), f"the server told no usage: the tokens of {counted} answers are {how}")
+    when(bool(p.get("server_counters_reset")), "the server's counters fell: it, or an engine of it, was started again")
+    hidden = p.get("hidden_reasoning_tokens")
+    when(bool(hidden), f"{hidden} reasoning tokens were not streamed: they are inside TTFT, and TPOT is of the others")
     when(bool(p.get("events_over_tokens")), f"{p.get('events_over_tokens')} streams had more token events than tokens")
     hit = p.get("cache_hit_share")
     when(

@@ -1,0 +1,100 @@
+"""Where `--json` goes: a file that is replaced in one step, or what else stands at that name, which is written into.
+
+Opened before anything is measured, so that a name that cannot be written costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import stat
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+from ..common import files
+from ..common.errors import ServebookError
+
+_DESCRIPTOR = re.compile(r"(?:/dev/fd|/proc/self/fd)/(\d+)")
+_STANDARD = {"-": 1, "/dev/stdout": 1, "/dev/stderr": 2}
+
+
+class JsonFile:
+    """The target of --json. Raises ServebookError at once where it cannot be written.
+
+    A plain file, or one that a link names, holds what there is after every `write`; a pipe or a device gets the last
+    value once, at `close`. on_stdout: the JSON goes to standard output, so that nothing else may.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._value: Any = None
+        self._pipe: IO[str] | None = None
+        descriptor = _descriptor(str(path))
+        self.on_stdout = descriptor == 1
+        try:
+            if descriptor is not None:
+                self._pipe = os.fdopen(os.dup(descriptor), "w", encoding="utf-8")
+            elif path.exists() and not path.is_file():
+                self._pipe = self._open_special()
+            else:
+                self._path = path.resolve()  # a link stays, what it names is replaced
+                self._try()
+        except OSError as error:
+            raise ServebookError(
+                f"cannot be written ({error.strerror or error})", f"--json {path}", "Give another file"
+            ) from None
+
+    def _open_special(self) -> IO[str]:
+        mode = self._path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if stat.S_ISSOCK(mode):
+            raise OSError(errno.ENXIO, "it is a socket")
+        if stat.S_ISFIFO(mode):
+            with contextlib.suppress(OSError):
+                return os.fdopen(_blocking(os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)), "w", encoding="utf-8")
+            print(f"servebook: waiting until somebody reads {self._path}", file=sys.stderr)
+        return self._path.open("w", encoding="utf-8")
+
+    def _try(self) -> None:
+        """Whether a file can be made beside it, and put into its place."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
+        scratch.write_bytes(b"")
+        scratch.unlink()
+
+    def write(self, value: Any) -> None:
+        """Keep a value. Raises ServebookError where it cannot be kept."""
+        self._value = value
+        if self._pipe is None:
+            try:
+                files.write_json(self._path, files.finite(value))
+            except ServebookError as error:
+                raise ServebookError(error.what, str(self._path), "The figures above are all that is kept") from None
+
+    def close(self) -> None:
+        """Write what a pipe or a device is still to get."""
+        if self._pipe is None:
+            return
+        try:
+            with self._pipe as pipe:
+                if self._value is not None:
+                    pipe.write(json.dumps(files.finite(self._value), indent=1, ensure_ascii=False) + "\n")
+        except OSError as error:
+            reason = "nobody reads it any more" if isinstance(error, BrokenPipeError) else error.strerror
+            raise ServebookError(f"cannot be written ({reason})", f"--json {self._path}") from None
+
+
+def _descriptor(name: str) -> int | None:
+    """The file descriptor that a name stands for: opening /dev/stdout anew would write over what went there before."""
+    match = _DESCRIPTOR.fullmatch(name)
+    return int(match[1]) if match else _STANDARD.get(name)
+
+
+def _blocking(descriptor: int) -> int:
+    os.set_blocking(descriptor, True)
+    return descriptor
