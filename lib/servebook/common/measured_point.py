@@ -5,7 +5,7 @@ The second part of a field's annotation is its unit, the third what it means; do
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, TypedDict
 
@@ -97,6 +97,7 @@ class MeasuredPoint:
     cut_at_end: Annotated[int | None, "requests", "requests cut off when the point ended"] = None
     e2e_ci_high_s: Annotated[Number, "s", "95 % interval of the mean latency, upper end"] = None
     e2e_ci_low_s: Annotated[Number, "s", "95 % interval of the mean latency, lower end"] = None
+    endpoint: Annotated[str | None, "", "where the requests went, after redirects"] = None
     errors: Annotated[Mapping[str, int] | None, "requests", "the most frequent error messages, with counts"] = None
     events_over_tokens: Annotated[int | None, "requests", "streams with more token events than tokens"] = None
     fingerprint: Annotated[str | None, "", "digest of what the point was made with (requests/made_with.json)"] = None
@@ -111,9 +112,14 @@ class MeasuredPoint:
     in_flight_last_quarter: Annotated[Number, "requests", "in flight in the window's last quarter (open loop)"] = None
     kv_cache_usage_mean: Annotated[Number, "share", "the server's gauge of KV cache usage, mean"] = None
     little_edge: Annotated[Number, "share", "error of Little's law that the window's ends may cause"] = None
+    model: Annotated[str | None, "", "the model's name in the requests"] = None
+    notes: Annotated[Sequence[str] | None, "", "what else is to be said of how it was asked"] = None
     output_tokens_off: Annotated[int | None, "requests", "answers that were not as long as asked"] = None
+    probes: Annotated[str | None, "", "what was sent to learn what the server takes"] = None
     prompt_tokens_mean: Annotated[Number, "tokens", "prompt length by the server's count, mean"] = None
     prompt_tokens_off: Annotated[int | None, "requests", "prompts that were not as long as asked"] = None
+    prompts: Annotated[str | None, "", "what prompts consist of: token ids from a range, or words"] = None
+    request_fields: Annotated[str | None, "", "further fields of a request that the server took"] = None
     running_mean: Annotated[Number, "requests", "requests that a batching engine works on at once, mean"] = None
     saturated: Annotated[bool | None, "", "the queue grew from start to end (open loop)"] = None
     schedule_lag_p50_s: Annotated[Number, "s", "sent after the scheduled time, median (open loop)"] = None
@@ -138,6 +144,7 @@ class MeasuredPoint:
     ttft_p99_ci_low_s: Annotated[Number, "s", "95 % interval of the 99th percentile of TTFT, lower end"] = None
     turns: Annotated[tuple[Turn, ...] | None, "", "conversations turn by turn: requests, prompt tokens, TTFT"] = None
     unfinished: Annotated[int | None, "requests", "requests of the window that did not end"] = None
+    url: Annotated[str | None, "", "the server's URL as given, without user and password"] = None
     usage_cached_share: Annotated[Number, "share", "cached prompt tokens by the answers' usage"] = None
     usage_cached_tokens: Annotated[int | None, "tokens", "cached prompt tokens by the answers' usage"] = None
     wall_s: Annotated[Number, "s", "time that measuring the point took"] = None
