@@ -101,6 +101,7 @@ def test_a_chapter_is_the_copy_that_holds_every_engine(tmp_path):
         "04_long_prompts.vllm.ipynb",
         "05_prompt_length.vllm.ipynb",
         "06_arrival_rate.vllm.ipynb",
+        "06_prefix_cache.vllm.ipynb",
         "07_analysis.ipynb",
         "08_post.ipynb",
     ]

@@ -5,6 +5,7 @@ A function takes the run's data and returns a matplotlib Figure; `show(figure)` 
 
 from .explain import predicted_vs_measured, roofline, saturation, waterfall
 from .inside import distributions, server_series
+from .mechanism import block_tables, decoder_layer, packed_step, scheduler_steps
 from .style import FigureText, text_of
 from .svg import html_figure, save, show, standalone_svg
 from .sweeps import arrival_rate, latencies, output_rate, prefix_cache, prompt_length, throughput
@@ -13,18 +14,22 @@ from .tradeoffs import frontier, latency_throughput
 __all__ = [
     "FigureText",
     "arrival_rate",
+    "block_tables",
+    "decoder_layer",
     "distributions",
     "frontier",
     "html_figure",
     "latencies",
     "latency_throughput",
     "output_rate",
+    "packed_step",
     "predicted_vs_measured",
     "prefix_cache",
     "prompt_length",
     "roofline",
     "saturation",
     "save",
+    "scheduler_steps",
     "server_series",
     "show",
     "standalone_svg",

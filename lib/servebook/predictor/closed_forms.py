@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..config.params import BatchingEngine, RunParams
+from ..config.params import BatchingEngine, Engine, RunParams
 from ..hardware.catalog import Gpu
 from ..model.reader import ModelShape
 from . import roofline
@@ -161,11 +161,7 @@ def author_points(
             continue
         for engine, given in rates.items():
             kind, told = params.engines[engine].kind, (facts or {}).get(engine, {})
-            budget = (
-                told.get("max_num_batched_tokens")
-                or getattr(params.engines[engine], "max_num_batched_tokens", None)
-                or 2048
-            )
+            budget = token_budget(params.engines[engine], told)
             for c in s.concurrency:
                 metrics = roofline.author_style(
                     shape,
@@ -190,6 +186,11 @@ def author_points(
                     }
                 )
     return predicted
+
+
+def token_budget(engine: Engine, facts: Mapping[str, Any]) -> int:
+    """Tokens of a step: what the server reported, else what its parameters ask for, else post 1's 2,048."""
+    return facts.get("max_num_batched_tokens") or getattr(engine, "max_num_batched_tokens", None) or 2048
 
 
 def saturation_variants(shape: ModelShape, gpu: Gpu, prompt_tokens: int, output_tokens: int) -> pd.DataFrame:

@@ -8,6 +8,10 @@ from typing import Any
 
 from ..common import files
 from ..common.errors import ServebookError
+from ..config.params import ModelParams
+from ..model.reader import ModelShape, load_shape
+
+FOLDER = files.ROOT / "outputs" / "published"  # the three posts' tables
 
 NEEDED = {"sweep", "engine", "point", "concurrency", "prompt_tokens", "output_tokens", "ttft_mean_s", "tpot_mean_s"}
 SIZES, HIT_SHARE = {"concurrency", "prompt_tokens", "output_tokens"}, "cache_hit_share"
@@ -56,3 +60,26 @@ def read(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
             raise ServebookError(f"{column} is {shown}", f"{path}, point {row + 1}", fix)
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
     return rows, files.read_json(path.parent / f"{path.stem}.facts.json") or {}
+
+
+def points(name: str) -> list[dict[str, Any]]:
+    """The measured points of the posts' run `name`, such as a40-qwen2.5-7b."""
+    return read(FOLDER / f"{name}.csv")[0]
+
+
+def predicted(name: str) -> list[dict[str, str]]:
+    """What the posts' author predicted of the run `name` before measuring, a row a figure as in NAME.predicted.csv.
+
+    Empty where there is no such file."""
+    import csv
+
+    path = FOLDER / f"{name}.predicted.csv"
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def shape(name: str) -> ModelShape:
+    """The shape of the model that the posts' run `name` serves: a packaged config of the name after the GPU's."""
+    return load_shape(ModelParams(config=name.partition("-")[2], weights="dummy"), FOLDER)
