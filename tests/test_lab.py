@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import inspect
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -11,9 +13,10 @@ import pytest
 from IPython.display import DisplayHandle
 from servebook.charts import waterfall_svg
 from servebook.common.errors import ServebookError
+from servebook.config import params
 from servebook.config.points import PointSpec
 from servebook.hardware.catalog import Gpu
-from servebook.lab import explore, runs, setting
+from servebook.lab import asking, comparable, explore, forecasters, params_file, runs
 from servebook.predictor import predict
 from servebook.run import live, live_state, live_view
 from servebook.run_folder import results
@@ -29,7 +32,7 @@ def test_explore_says_what_the_book_predicts() -> None:
     run = runs.load(H200)
     f = predict.forecaster(
         run.params, "vllm", run.shape, run.gpu, facts=run.facts["vllm"], measured=run.alone("vllm"),
-        samples=setting.SAMPLES,
+        samples=forecasters.SAMPLES,
     )  # fmt: skip
     own = f.point(PointSpec("short_prompts", "vllm", "c0016", "concurrency", 512, 128, concurrency=16))
     said = explore.predict(run=H200, prompt_tokens=512, output_tokens=128, concurrency=16)
@@ -45,7 +48,7 @@ def test_a_glance_is_near_the_prediction() -> None:
     for metric in ("ttft_s", "tpot_s", "output_tok_per_s"):  # one course of clients beside the middle of many
         low, high = whole.interval(metric)
         assert low < glance.value(metric) < high
-    assert glance.interval("tpot_s") is None and "glance" in glance.how
+    assert glance.interval("tpot_s") is None and "Quick estimate" in glance.how
 
 
 def test_published_points_lie_on_the_curve() -> None:
@@ -59,8 +62,8 @@ def test_published_points_lie_on_the_curve() -> None:
 def test_a_what_if_keeps_what_was_learned_on_the_same_gpu_only() -> None:
     base = explore.Setting(run=H200)
     fp8, other = base.but(quantization="fp8"), base.but(gpu="A40")
-    assert fp8.forecaster().calibration is base.forecaster().calibration
-    assert other.forecaster().calibration.stage == "datasheet"
+    assert forecasters.of(fp8).calibration is forecasters.of(base).calibration
+    assert forecasters.of(other).calibration.stage == "datasheet"
     table = explore.what_if(base, gpus=["A40", "T4"]).forecasts
     assert table["fp8 weights"].tpot_s < table["as it is"].tpot_s < table["A40"].tpot_s
     assert table["T4"].setting.shape.dtype == "float16"  # it has no bfloat16
@@ -68,10 +71,10 @@ def test_a_what_if_keeps_what_was_learned_on_the_same_gpu_only() -> None:
 
 def test_a_limit_that_is_given_replaces_the_runs() -> None:
     base = explore.Setting(run=H200)
-    of_run, given = base.forecaster().server, base.but(max_num_batched_tokens=4096).forecaster().server
+    of_run, given = forecasters.of(base).server, forecasters.of(base.but(max_num_batched_tokens=4096)).server
     assert (of_run.config.max_num_batched_tokens, given.config.max_num_batched_tokens) == (2048, 4096)
     assert given.kv_tokens == of_run.kv_tokens  # what the engine had said of itself still holds
-    assert base.but(kv_cache_dtype="fp8").forecaster().server.kv_tokens > 1.8 * of_run.kv_tokens
+    assert forecasters.of(base.but(kv_cache_dtype="fp8")).server.kv_tokens > 1.8 * of_run.kv_tokens
 
 
 def test_an_engine_of_the_run_and_a_card_of_ones_own() -> None:
@@ -112,6 +115,12 @@ def test_what_cannot_be_served_says_why() -> None:
         ({"engine": "sglang"}, "no engine 'sglang'"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
         ({"run": "nowhere"}, "no run 'nowhere'"),
+        ({"price_per_hour": -1.0}, "price_per_hour is -1.0"),
+        ({"price_per_hour": "3"}, "price_per_hour is '3'"),
+        ({"ttft_slo_s": float("nan")}, "ttft_slo_s is nan"),
+        ({"kv_cache_dtype": "fp4"}, "kv_cache_dtype is 'fp4'"),
+        ({"model": ""}, "model is ''"),
+        ({"gpu": None}, "gpu is None"),
     ],
 )
 def test_a_wrong_setting_is_one_line(settings: dict, says: str) -> None:
@@ -134,6 +143,97 @@ def test_the_waterfall_adds_up_and_is_sound_svg() -> None:
             waterfall_svg.waterfall([(f"{label} & <more>", v) for label, v in parts], what=metric, total=value)
         )
         assert len(drawn.findall(".//rect")) == len(parts) + 1
+
+
+def test_the_first_argument_is_the_model_and_print_shows_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    said = explore.predict("qwen2.5-7b", concurrency=4)
+    assert said.setting.model == "qwen2.5-7b"
+    print(said, [said])
+    assert capsys.readouterr().out.count("TTFT") == 2
+    with pytest.raises(ServebookError, match="the first argument is 3"):
+        explore.predict(3)
+
+
+def test_cases_and_gpus_are_checked() -> None:
+    with pytest.raises(ServebookError, match="the case 'fp8' is 'fp8'"):
+        explore.compare(fp8="fp8")
+    assert list(explore.what_if(gpus="A40").forecasts)[-1] == "A40"
+    with pytest.raises(ServebookError, match="no GPU 'A4O'"):
+        explore.what_if(gpus=["A4O"])
+
+
+def test_signatures_name_every_setting_and_tab_shows_no_insides() -> None:
+    for function in (explore.predict, explore.glance, explore.what_if, explore.curve, explore.against, explore.panel):
+        shown = inspect.signature(function).parameters
+        assert {"gpu", "prompt_tokens", "price_per_hour", "kv_cache_dtype"} <= set(shown), function
+        assert not any(p.kind is p.VAR_KEYWORD for p in shown.values())
+    public = {n for n in vars(explore) if not n.startswith("_")}
+    assert public == set(explore.__all__)
+
+
+def test_another_gpu_or_model_is_not_comparable_and_has_no_price() -> None:
+    priced = explore.predict(run=H200, concurrency=16, price_per_hour=3.5)
+    assert explore.compare(priced.setting, other={"gpu": "A40"}).forecasts["other"].cost_per_million_tokens is None
+    other = explore.predict(run=H200, gpu="L40S", concurrency=16)
+    assert "constants learned" not in other.html() and "not comparable with" in other.html()
+    for changes in ({"gpu": "L40S"}, {"model": "qwen3-8b", "output_tokens": 300}):
+        curve = explore.against(H200, "short_prompts", **changes)
+        assert curve.measured == [] and "Not comparable" in curve.text() and "Mean error" not in curve.text()
+        assert curve.note in curve.html()
+
+
+def test_a_what_if_is_scored_by_the_run_that_measured_it() -> None:
+    curve = explore.against(H200, "short_prompts", quantization="fp8")
+    assert curve.run == "h200-qwen2.5-7b-fp8 (reference)" and "Mean error" in curve.text()
+    unmeasured = explore.against(H200, "short_prompts", kv_cache_dtype="fp8")
+    assert "fp8 KV cache, measured with 16-bit" in unmeasured.text() and "Mean error" not in unmeasured.text()
+    table = explore.what_if(run=H200, concurrency=16, prompt_tokens=512, output_tokens=128)
+    name, point = table.measured["fp8 weights"]
+    assert name == "h200-qwen2.5-7b-fp8 (reference)" and point["concurrency"] == 16
+    low, high = table.forecasts["fp8 weights"].interval("output_tok_per_s")
+    assert low < point["output_tok_per_s"] < high  # what was learned from bf16 does not know fp8's gain better
+
+
+def test_one_simulation_answers_tiles_cases_and_curves() -> None:
+    s = explore.Setting(run=H200, prompt_tokens=512, output_tokens=128, concurrency=16)
+    tile = explore.predict(s)
+    row = explore.what_if(s).forecasts["as it is"]
+    [on_curve] = [p for p in explore.against(H200, "short_prompts", setting=s).predicted if p["concurrency"] == 16]
+    for metric, value in tile.point["metrics"].items():
+        assert row.point["metrics"][metric] == value == on_curve["metrics"][metric]
+
+
+@pytest.mark.parametrize("load", [(1, 64, 128), (8, 2048, 1), (64, 512, 128), (256, 2048, 128), (64, 16384, 1024)])
+@pytest.mark.parametrize("run", [None, H200])
+def test_parts_are_time_spent(run: str | None, load: tuple[int, int, int]) -> None:
+    c, prompt, output = load
+    given = {"run": run} if run else {}
+    f = explore.glance(**given, concurrency=c, prompt_tokens=prompt, output_tokens=output)
+    for metric, parts in f.waterfalls().items():
+        total = f.value(f"{metric.lower()}_s")
+        assert all(v > 1e-8 for _, v in parts) and sum(v for _, v in parts) == pytest.approx(total, rel=2e-3)
+
+
+def test_code_gives_the_setting_again() -> None:
+    for s in (explore.Setting(gpu="A40", quantization="fp8"), explore.predict(run=H200, concurrency=3).setting):
+        assert eval(asking.code(s), {"explore": explore}).setting == s
+
+
+def test_what_is_exported_can_be_read_again(tmp_path: Path) -> None:
+    curve = explore.against(H200, "short_prompts")
+    with curve.to_csv(tmp_path / "c.csv").open() as file:
+        rows = [r for r in csv.DictReader(file) if r["metric"] == "tpot_s"]
+    assert len(rows) == len(curve.measured) and all(r["measured"] and r["predicted"] for r in rows)
+    assert all(p.read_bytes()[:4] == b"\x89PNG" for p in curve.to_png(tmp_path / "c.png"))
+    for s in (curve.setting, explore.Setting(gpu="A40", rate_per_s=2.0, ttft_slo_s=0.5, tensor_parallel_size=2)):
+        made = params.load(params_file.write(s, tmp_path / "p.yaml"))
+        assert (made.hardware.gpu, made.model.config) == (s.gpu, s.model) and made.slo == s.slo
+
+
+def test_runs_that_measured_a_setting_are_found_by_what_they_served() -> None:
+    own = explore.predict(run=H200, concurrency=16).setting
+    assert [run.name for run, _ in comparable.measuring(own)] == [H200]
+    assert comparable.measuring(own.but(kv_cache_dtype="fp8")) == []
 
 
 # --- the panel -----------------------------------------------------------------------------------------------------
@@ -170,6 +270,43 @@ def test_a_loaded_run_brings_its_setting_and_points(shown: list[str]) -> None:
     assert "Mean error of the prediction" in shown[-1]
     panel.run.value = "none"
     assert panel.setting.run is None and "Predicted only" in shown[-1]
+
+
+def test_another_gpu_takes_the_runs_price_and_points_away(shown: list[str]) -> None:
+    panel = explore.panel(run=H200, price_per_hour=3.5)
+    panel._ipython_display_()
+    panel._controls["gpu"].value = "L40S"
+    assert panel.setting.price_per_hour == 0.0
+    assert "not comparable with" in shown[-3] and "Not comparable" in shown[-1] and "Mean error" not in shown[-1]
+    panel._controls["model"].value = "/no/such/folder"
+    assert any('class="bad"' in page for page in shown[-4:])
+
+
+def test_buttons_reset_show_code_and_export(shown: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    panel = explore.panel(run=H200)
+    panel._ipython_display_()
+    start = panel.setting
+    panel._controls["concurrency"].value = 8
+    panel.actions["Code"].click()
+    assert "concurrency=8" in panel.said.value and "user-select:all" in panel.said.value
+    for name in ("CSV", "PNG", "Parameter file"):
+        panel.actions[name].click()
+        assert "written" in panel.said.value, panel.said.value
+    assert {p.suffix for p in tmp_path.iterdir()} == {".csv", ".png", ".yaml"}
+    panel.actions["Reset"].click()
+    assert panel.setting == start
+
+
+def test_what_was_drawn_for_another_setting_is_faint(shown: list[str]) -> None:
+    panel = explore.panel()
+    panel._ipython_display_()
+    old = re.search(r'class="(sb-of-\d+) (n\d+)"', shown[-1])
+    panel._draw("now", lambda: explore.glance(panel.setting))
+    assert f".{old[1]}:not(.{old[2]})" in shown[-1]
+    panel._count += 1
+    panel._draw("now", lambda: explore.glance(panel.setting))
+    assert f".{old[1]}:not(.{old[2]})" not in shown[-1]
 
 
 def test_without_a_kernel_words_stand_for_the_controls(capsys: pytest.CaptureFixture[str], shown: list[str]) -> None:

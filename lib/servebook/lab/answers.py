@@ -1,17 +1,14 @@
-"""What an exploration answers: a forecast, several side by side, a curve. Each shows itself in a cell."""
+"""What an exploration answers: a forecast, several side by side. Each shows itself in a cell."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from .. import charts
-from ..charts import lab_html, style, waterfall_svg, words
-from ..scoring import analysis, score
+from ..charts import lab_html, waterfall_svg, words
+from ..scoring import analysis
+from . import forecasters
 from .setting import Setting
 
 
@@ -23,6 +20,9 @@ class Answer:
 
     def text(self) -> str:
         raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.text()
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return lab_html.page([self.html()], self.text()).bundle()
@@ -37,6 +37,9 @@ class Forecast(Answer):
     met_share: float | None = field(repr=False)  # of the requests, within the service level
     kv_tokens: int = field(repr=False)  # the KV cache's size
     how: str = field(repr=False, default="")
+
+    def __repr__(self) -> str:
+        return self.text()
 
     @property
     def fits(self) -> bool:
@@ -151,89 +154,77 @@ class Forecast(Answer):
 
 @dataclass(frozen=True)
 class SideBySide(Answer):
-    """Forecasts by what was changed; the first is what the others are set against."""
+    """Forecasts by what was changed; the first is what the others are set against. measured: {case: (run, point)} of
+    stored runs that measured a case under this load."""
 
     forecasts: dict[str, Forecast]
+    measured: Mapping[str, tuple[str, Mapping[str, Any]]] = field(repr=False, default_factory=dict)
+
+    def __repr__(self) -> str:
+        return self.text()
 
     def html(self) -> str:
         first = next(iter(self.forecasts.values()))
-        head = ["", "TTFT", "TPOT", "Output tok/s", "Goodput/s", "KV in use", "Cost per 1M"]
-        rows = [[name, *self._row(f, first)] for name, f in self.forecasts.items()]
-        how = "one short simulation each, to be set against each other; a prediction takes more, and differs a little"
-        return lab_html.table(f"What would change it: {first.setting.load_text} ({how})", head, rows)
+        head = ["", "TTFT", "TPOT", "Output tok/s", "80 % interval", "Goodput/s", "KV in use", "Cost per 1M"]
+        head += ["Measured output tok/s"] if self.measured else []
+        rows = [[name, *self._row(f, first), *self._measured(name)] for name, f in self.forecasts.items()]
+        table = lab_html.table(f"What would change it: {first.setting.load_text}", head, rows)
+        known = dict.fromkeys(run for run, _ in self.measured.values())
+        notes = [f"Measured: {words.listing(list(known))}. In brackets: against the first row."] if known else []
+        notes += ["Wider intervals: the constants were learned with another type of weights or KV cache."] * any(
+            forecasters.type_change(f.setting) for f in self.forecasts.values() if f.fits
+        )
+        return table + "".join(f'<p class="soft">{lab_html.text(n)}</p>' for n in notes)
 
     def text(self) -> str:
-        return "\n".join(f"{name}: {f.text()}" for name, f in self.forecasts.items())
+        lines = [f"{name}: {f.text()}" for name, f in self.forecasts.items()]
+        for i, name in enumerate(self.forecasts):
+            if shown := "".join(self._measured(name)).replace("–", ""):
+                lines[i] += f"; measured {shown} output tok/s"
+        return "\n".join(lines)
+
+    def _measured(self, name: str) -> list[str]:
+        if not self.measured:
+            return []
+        if name not in self.measured:
+            return ["–"]
+        base = self.measured.get(next(iter(self.forecasts)))
+        value, against = self.measured[name][1].get("output_tok_per_s"), base and base[1].get("output_tok_per_s")
+        return [_against(value, None if base is self.measured[name] else against, words.number(value))]
 
     @staticmethod
     def _row(f: Forecast, first: Forecast) -> list[str]:
         if not f.fits:
-            return [str(f.note).split(":")[0], *["–"] * 5]
+            return [str(f.note).split(":")[0], *["–"] * 6]
 
         def against(value: float | None, base: float | None, shown: str) -> str:
-            if f is first or not value or not base:
-                return shown
-            ratio = value / base
-            change = words.percent(ratio - 1, signed=True) if 0.5 < ratio < 2 else f"×\u202f{words.number(ratio, 2)}"
-            return f"{shown} ({change})"
+            return _against(value, None if f is first else base, shown)
 
+        span = f.interval("output_tok_per_s")
         return [
             against(f.ttft_s, first.ttft_s, words.seconds(f.ttft_s)),
             against(f.tpot_s, first.tpot_s, words.seconds(f.tpot_s)),
             against(f.output_tok_per_s, first.output_tok_per_s, words.number(f.output_tok_per_s)),
+            f"{words.number(span[0])} to {words.number(span[1])}" if span else "–",
             against(f.goodput_per_s, first.goodput_per_s, words.number(f.goodput_per_s)),
             words.percent(f.kv_share),
             _money(f.cost_per_million_tokens),
-        ]  # fmt: skip
+        ]
 
 
-@dataclass(frozen=True)
-class Curve(Answer):
-    """Predictions along one axis, with a run's measured points where it has them."""
-
-    setting: Setting
-    sweep: str
-    kind: str  # concurrency, prompt_length or arrival_rate
-    predicted: list[dict[str, Any]] = field(repr=False)
-    measured: list[dict[str, Any]] = field(repr=False)
-    run: str | None = None
-
-    def frame(self) -> Any:
-        """One row a point and metric: predicted, low, high (a DataFrame)."""
-        return score.prediction_frame(self.predicted)
-
-    @functools.cached_property
-    def figures(self) -> list[Figure]:
-        """The book's own charts of such a sweep."""
-        drawers = {"prompt_length": [charts.prompt_length], "arrival_rate": [charts.arrival_rate]}.get(
-            self.kind, [charts.latencies, charts.output_rate]
-        )
-        return [style.at_width(d, self.measured, self.predicted, self.sweep, narrow=False) for d in drawers]
-
-    def html(self) -> str:
-        note = ""
-        if self.measured:
-            p = self.measured[0]
-            own = self.kind == "prompt_length" or p["prompt_tokens"] == self.setting.prompt_tokens
-            if not own or p["output_tokens"] != self.setting.output_tokens:
-                lengths = self.setting.load_text.partition(", ")[2]
-                note = f"Measured with {p['prompt_tokens']:,} in, {p['output_tokens']:,} out; predicted for {lengths}."
-        head = f"{self.run}, {self.sweep}: measured and predicted" if self.measured else "Along the load, predicted"
-        drawn = "".join(lab_html.figure(f) for f in self.figures)
-        return f"<p><b>{lab_html.text(head)}</b></p>{drawn}" + (
-            f'<p class="soft">{lab_html.text(note)}</p>' if note else ""
-        )
-
-    def text(self) -> str:
-        return " ".join(style.text_of(f).takeaway for f in self.figures)
+def _against(value: float | None, base: float | None, shown: str) -> str:
+    """A value with its ratio to a base in brackets."""
+    if not value or not base:
+        return shown
+    return f"{shown} ({words.times(value / base)})"
 
 
 def _shortened(parts: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
     """The parts of at least 1 % of the whole, and the rest as one."""
-    floor = 0.01 * sum(v for _, v in parts)
-    kept = [p for i, p in enumerate(parts) if i == 0 or abs(p[1]) >= floor]
-    rest = sum(v for i, (_, v) in enumerate(parts) if i and abs(v) < floor)
-    return [*kept, ("small parts", rest)] if rest else kept
+    total = sum(v for _, v in parts)
+    kept = [p for i, p in enumerate(parts) if i == 0 or p[1] >= 0.01 * total]
+    rest = total - sum(v for _, v in kept)
+    return [*kept, ("small parts", rest)] if rest >= 0.0005 * total else kept
 
 
 def _head(s: Setting) -> str:
@@ -244,7 +235,9 @@ def _head(s: Setting) -> str:
     ]
     made += [f"{s.quantization} weights"] if s.quantization else []
     made += ["fp8 KV cache"] if s.kv_cache_dtype == "fp8" else []
-    made += [f"constants learned from {s.run}"] if s.run else []
+    if s.run:
+        learned = forecasters.learns_from(s)
+        made.append(f"constants learned from {learned.name}" if learned else f"not comparable with {s.run}")
     return f'<p><b>{lab_html.text(s.load_text)}</b> <span class="soft">{lab_html.text(", ".join(made))}</span></p>'
 
 
@@ -252,4 +245,4 @@ def _money(value: float | None) -> str:
     return "–" if value is None else f"{value:,.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
-__all__ = ["Answer", "Curve", "Forecast", "SideBySide"]
+__all__ = ["Answer", "Forecast", "SideBySide"]

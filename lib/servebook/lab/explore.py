@@ -1,32 +1,14 @@
-"""What a notebook explores predictions with: `from servebook.lab import explore`. `panel` is the same with widgets."""
+"""Predictions to play with: one load, several side by side, a curve, a curve with measured points on it.
 
-from __future__ import annotations
+Every function takes settings by name (see Setting) and returns an object that shows itself in a cell and holds its
+figures as attributes. `panel` is the same with widgets. Nothing is measured and nothing is written.
+"""
 
-from typing import Any
-
-from .forecasts import (
-    Curve,
-    Forecast,
-    Setting,
-    SideBySide,
-    against,
-    all_gpus,
-    all_models,
-    all_runs,
-    compare,
-    curve,
-    glance,
-    predict,
-    setting_from,
-    what_if,
-)
-from .panel import Panel
-
-
-def panel(**settings: Any) -> Panel:
-    """The widgets: everything above at hand, redrawn as it changes. settings: where they start."""
-    return Panel(setting_from(None, settings))
-
+from .answers import Forecast, SideBySide
+from .curves import Curve, against, curve
+from .panel import panel
+from .questions import all_gpus, all_models, all_runs, compare, glance, predict, what_if
+from .setting import Setting
 
 __all__ = [
     "Curve", "Forecast", "Setting", "SideBySide", "against", "all_gpus", "all_models", "all_runs", "compare",

@@ -1,14 +1,18 @@
 """The widgets of an exploration: every setting at hand, redrawn as it is turned.
 
-The figures of the load come first, within the same callback; the comparison and the curves follow once nothing has
-been turned for a moment. All is plain display output beside the widgets, so that it stays where no kernel runs.
+While a control is turned the load's figures follow as a quick estimate, and what was drawn for the setting before is
+faint. Once nothing has been turned for a moment, one simulation answers the tiles, the comparison and the curves. All
+is plain display output beside the widgets, so that it stays where no kernel runs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ipywidgets as w
@@ -16,20 +20,14 @@ from IPython.display import DisplayHandle, display
 
 from ..charts import lab_html
 from ..common.errors import ServebookError
-from ..hardware.catalog import Gpu
-from . import forecasts, runs
+from . import asking, curves, params_file, questions, runs
+from .controls import Controls, choose
 from .setting import Setting, of_run
 
 # How long nothing is turned before what takes longer is drawn: intervals and cases, then the curves
 PAUSE_S, BREATH_S, CURVES_PAUSE_S = 0.15, 0.01, 0.4
 WIDGET = "application/vnd.jupyter.widget-view+json"
-PROMPTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-OUTPUTS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-CLIENTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-BUDGETS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
-SEATS = (16, 32, 64, 128, 256, 512, 1024)
-CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
-WITHOUT_KERNEL = "The controls need a running kernel: Run ▸ Run All Cells. What they last showed stands below."
+WITHOUT_KERNEL = "The controls need a running kernel: Run ▸ Run All Cells. The last result stays below."
 
 
 class Panel:
@@ -37,71 +35,21 @@ class Panel:
 
     def __init__(self, setting: Setting) -> None:
         self.redraws_s: list[float] = []
-        self._quiet = False
+        self._quiet, self._start, self._count = False, setting, 0
         self._rest: asyncio.Task[None] | None = None
         self._measured: dict[str, tuple[str, str, str]] = {}  # label of a sweep: run, engine, sweep
         self._handles = {name: DisplayHandle() for name in ("now", "cases", "curves")}
-        self._build(setting)
+        built = Controls()
+        self._controls, self.run, self.sweep, self.other = built.settings, built.run, built.sweep, built.other
+        self.actions, self.said, self.controls = built.actions, built.said, built.box
         self._set(setting)
         for control in self._controls.values():
             control.observe(self._turned, "value")
         for control in (self.run, self.sweep):
             control.observe(self._loaded, "value")
         self.other.observe(lambda _: self._later(), "value")
-
-    # --- the widgets --------------------------------------------------------------------------------------------
-
-    def _build(self, s: Setting) -> None:
-        def menu(label: str, options: Sequence[Any], width: str = "235px") -> Any:
-            pairs = [o if isinstance(o, tuple) else (str(o), o) for o in options]
-            return w.Dropdown(description=label, options=pairs, layout=w.Layout(width=width), style=_LABEL)
-
-        def slider(label: str, options: Sequence[int]) -> Any:
-            named = [(f"{o:,}", o) for o in options]
-            return w.SelectionSlider(
-                description=label, options=named, layout=w.Layout(width="400px"), style=_LABEL, continuous_update=True
-            )
-
-        def number(label: str, step: float) -> Any:
-            return w.BoundedFloatText(
-                description=label, min=0, max=1e6, step=step, layout=w.Layout(width="200px"), style=_LABEL
-            )
-
-        plain = [("vLLM's default", None)]
-        self._controls: dict[str, Any] = {
-            "model": menu("model", forecasts.all_models()),
-            "gpu": menu("GPU", forecasts.all_gpus()),
-            "engine": menu("engine", [("vLLM", "vllm"), ("naive server", "naive")]),
-            "quantization": menu("weights", [("as they are", None), "fp8", "int8", "int4"]),
-            "kv_cache_dtype": menu("KV cache", [("the model's type", "auto"), "fp8"]),
-            "tensor_parallel_size": menu("GPUs (TP)", [1, 2, 4, 8]),
-            "max_num_batched_tokens": menu("token budget", plain + [(f"{b:,}", b) for b in BUDGETS]),
-            "max_num_seqs": menu("sequences", plain + [(f"{b:,}", b) for b in SEATS]),
-            "max_model_len": menu("context", [("the model's", None)] + [(f"{b:,}", b) for b in CONTEXTS]),
-            "prompt_tokens": slider("prompt tokens", PROMPTS),
-            "output_tokens": slider("output tokens", OUTPUTS),
-            "concurrency": slider("concurrency", CLIENTS),
-            "rate_per_s": number("or requests/s", 0.5),
-            "ttft_slo_s": number("TTFT ≤ ms", 50),
-            "tpot_slo_s": number("TPOT ≤ ms", 5),
-            "price_per_hour": number("price an hour", 0.1),
-        }
-        self.run = menu("measured run", ["none", *forecasts.all_runs()], "340px")
-        self.sweep = menu("its sweep", ["–"], "340px")
-        self.other = menu("compare with", ["–", *forecasts.all_gpus()])
-        c = self._controls
-        columns = [
-            [c["model"], c["gpu"], c["engine"], c["quantization"], c["kv_cache_dtype"]],
-            [c["tensor_parallel_size"], c["max_num_batched_tokens"], c["max_num_seqs"], c["max_model_len"], self.other],
-        ]
-        rows = [
-            w.HBox([w.VBox(column) for column in columns] + [w.VBox([
-                c["prompt_tokens"], c["output_tokens"], c["concurrency"],
-                w.HBox([c["rate_per_s"], c["price_per_hour"]]), w.HBox([c["ttft_slo_s"], c["tpot_slo_s"]]),
-            ])], layout=_WRAP),
-            w.HBox([self.run, self.sweep], layout=_WRAP),
-        ]  # fmt: skip
-        self.controls = w.VBox(rows)
+        for name, button in self.actions.items():
+            button.on_click(functools.partial(self._act, name))
 
     @property
     def setting(self) -> Setting:
@@ -122,10 +70,13 @@ class Panel:
                     control.value = round(1e3 * (value or 0.0), 3)
                 elif isinstance(control, w.BoundedFloatText):
                     control.value = value or 0.0
+                elif isinstance(control, w.Combobox):
+                    control.value = value
                 else:
-                    _choose(control, value)
-            if s.run is not None and self.run.value != s.run:
-                _choose(self.run, runs.load(s.run).name)
+                    choose(control, value)
+            name = "none" if s.run is None else runs.load(s.run).name
+            if self.run.value != name:
+                choose(self.run, name)
                 self._list_sweeps()
         finally:
             self._quiet = False
@@ -133,8 +84,41 @@ class Panel:
     # --- what is turned -----------------------------------------------------------------------------------------
 
     def _turned(self, change: Any) -> None:
-        if not self._quiet:
-            self._redraw()
+        if self._quiet:
+            return
+        if change["owner"] is self._controls["gpu"]:  # the price was the other GPU's
+            self._quiet = True
+            self._controls["price_per_hour"].value = 0.0
+            self._quiet = False
+        self._redraw()
+
+    def _act(self, name: str, _: Any = None) -> None:
+        """One of the buttons below the controls; what came of it stands beside them."""
+        try:
+            said = {"Reset": self._reset, "Code": self._code}.get(name, functools.partial(self._export, name))()
+        except (ServebookError, OSError) as error:
+            said = f'<span style="color:var(--jp-error-color1,#b3261e)">{lab_html.text(_line(error))}</span>'
+        self.said.value = said
+
+    def _reset(self) -> str:
+        self._set(self._start)
+        self._redraw()
+        return ""
+
+    def _code(self) -> str:
+        """Selected as a whole by one click."""
+        return f'<code style="user-select:all">{lab_html.text(asking.code(self.setting))}</code>'
+
+    def _export(self, name: str) -> str:
+        s = self.setting
+        stem = f"explore-{Path(s.model).name}-{s.card.name}"
+        if name == "Parameter file":
+            written = [params_file.write(s, f"{stem}.yaml")]
+        elif name == "CSV":
+            written = [self._curve().to_csv(f"{stem}.csv")]
+        else:
+            written = self._curve().to_png(f"{stem}.png")
+        return f"written beside the notebook: {lab_html.text(', '.join(p.name for p in written))}"
 
     def _loaded(self, change: Any) -> None:
         """Another run or sweep: its own setting, with its points."""
@@ -147,7 +131,7 @@ class Panel:
                 run, engine, sweep = self._measured[self.sweep.value]
                 self._set(of_run(runs.load(run), engine, sweep))
         except ServebookError as error:
-            self._show("now", _trouble(error))
+            self._show("now", lab_html.page([_trouble(error)], error.line()))
             return
         self._redraw()
 
@@ -157,7 +141,7 @@ class Panel:
             self._measured = {}
             if self.run.value != "none":
                 run = runs.load(self.run.value)
-                for engine in forecasts.measured_engines(run):
+                for engine in curves.measured_engines(run):
                     for sweep in run.sweeps(engine):
                         self._measured[f"{sweep}, {engine}"] = (self.run.value, engine, sweep)
             names = list(self._measured) or ["–"]
@@ -169,9 +153,10 @@ class Panel:
     # --- drawing ------------------------------------------------------------------------------------------------
 
     def _redraw(self) -> None:
-        """The load's own figures at a glance, now; what takes longer, when the hand rests."""
+        """The load's own figures as a quick estimate, now; the prediction and the rest when nothing is turned."""
         began = time.perf_counter()
-        self._draw("now", lambda: forecasts.glance(self.setting))
+        self._count += 1
+        self._draw("now", lambda: questions.glance(self.setting))
         self.redraws_s.append(time.perf_counter() - began)
         self._later()
 
@@ -189,33 +174,43 @@ class Panel:
         """In steps, between which a further change is heard and ends this."""
         await asyncio.sleep(PAUSE_S)
         self._draw_whole()
+        with contextlib.suppress(ServebookError):  # the case's own row says why
+            for changes in questions.usual_cases(self.setting).values():
+                await asyncio.sleep(BREATH_S)
+                questions.forecast(asking.changed(self.setting, changes))  # kept for the table
         await asyncio.sleep(BREATH_S)
         self._draw_cases()
         await asyncio.sleep(CURVES_PAUSE_S)
         self._draw_curves()
 
     def _draw_whole(self) -> None:
-        self._draw("now", lambda: forecasts.predict(self.setting))
+        self._draw("now", lambda: questions.forecast(self.setting))
 
     def _draw_cases(self) -> None:
         other = [] if self.other.value == "–" else [self.other.value]
-        self._draw("cases", lambda: forecasts.what_if(self.setting, gpus=other))
+        self._draw("cases", lambda: questions.what_if(self.setting, gpus=other))
 
     def _draw_curves(self) -> None:
         self._draw("curves", self._curve)
 
-    def _curve(self) -> Any:
+    def _curve(self) -> curves.Curve:
         if self.sweep.value not in self._measured:
-            return forecasts.curve(self.setting)
+            return curves.curve(self.setting)
         run, engine, sweep = self._measured[self.sweep.value]
-        return forecasts.against(run, sweep, engine, self.setting)
+        return curves.against(run, sweep, engine, self.setting)
 
     def _draw(self, name: str, make: Callable[[], Any]) -> None:
         try:
             shown = make()
-            self._show(name, lab_html.page([shown.html()], shown.text()))
+            self._show(name, lab_html.page([self._layer(name, shown.html())], shown.text()))
         except ServebookError as error:
-            self._show(name, _trouble(error))
+            self._show(name, lab_html.page([self._layer(name, _trouble(error))], error.line()))
+
+    def _layer(self, name: str, html: str) -> str:
+        """What was drawn for an earlier setting is faint until it is drawn again: one setting, one set of figures."""
+        if name != "now":
+            return f'<div class="sb-of-{id(self)} n{self._count}">{html}</div>'
+        return f"<style>.sb-of-{id(self)}:not(.n{self._count}){{opacity:.3}}</style>{html}"
 
     def _show(self, name: str, page: lab_html.Page) -> None:
         self._handles[name].update(page.bundle(), raw=True)
@@ -229,25 +224,18 @@ class Panel:
             draw()
 
 
-_LABEL = {"description_width": "96px"}
-_WRAP = w.Layout(flex_flow="row wrap", grid_gap="0 12px")
+@asking.shows_settings
+def panel(model: str | Setting | None = None, **settings: Any) -> Panel:
+    """The widgets: everything above at hand, redrawn as it changes. settings: where they start."""
+    return Panel(asking.setting_from(model, settings))
 
 
-def _choose(control: Any, value: Any) -> None:
-    """Set a menu or slider, with the value as a further option where it is none yet."""
-    options = list(control.options)
-    if value not in [v for _, v in options]:
-        options.append(
-            (value.name if isinstance(value, Gpu) else f"{value:,}" if isinstance(value, int) else str(value), value)
-        )
-        if isinstance(control, w.SelectionSlider):
-            options.sort(key=lambda o: o[1])
-        control.options = options
-    control.value = value
+def _line(error: Exception) -> str:
+    return error.line() if isinstance(error, ServebookError) else str(error)
 
 
-def _trouble(error: ServebookError) -> lab_html.Page:
-    return lab_html.page([f'<p class="bad">{lab_html.text(error.line())}</p>'], error.line())
+def _trouble(error: ServebookError) -> str:
+    return f'<p class="bad">{lab_html.text(error.line())}</p>'
 
 
-__all__ = ["Panel"]
+__all__ = ["Panel", "panel"]

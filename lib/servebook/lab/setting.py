@@ -1,10 +1,10 @@
-"""What there is to turn in an exploration: one model on one GPU under one load, and the predictor for it."""
+"""What an exploration can change: one model on one GPU under one load. Every value is checked where it is set."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+import math
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,21 @@ from pydantic import ValidationError
 
 from .. import model
 from ..common.errors import ServebookError
-from ..config.params import HardwareParams, Load, ModelParams, NaiveEngine, RunParams, Slo, VllmEngine
+from ..config.params import HardwareParams, ModelParams, Slo
 from ..config.points import PointSpec
 from ..hardware import catalog as hardware
 from ..hardware.catalog import Gpu
 from ..model.reader import ModelShape
-from ..predictor import server_limits
-from ..predictor.predict import Forecaster, forecaster
 from . import runs
 
 NAMES = {"vllm": "vllm", "naive": "hf"}  # an engine's name where no run gives it one
-SAMPLES = 4  # draws behind an interval; a run's own predictions take 18
 # Settings that say how the model is served, as VllmEngine has them
 PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 SERVING = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", *PARALLEL)
+WHOLE = ("prompt_tokens", "output_tokens", "concurrency", *SERVING)
+ABOVE_ZERO = ("rate_per_s", "ttft_slo_s", "tpot_slo_s")
+CHOICES = {"quantization": (None, "fp8", "int8", "int4"), "kv_cache_dtype": ("auto", "fp8"),
+           "dtype": (None, "bfloat16", "float16", "float32")}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,19 +61,44 @@ class Setting:
     tpot_slo_s: float | None = None
     run: str | None = None
 
+    def __post_init__(self) -> None:
+        """Raises ServebookError for a value that cannot be, whichever field it is in."""
+        for name in ("model", "engine"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise _unfit(name, getattr(self, name), "Give a name")
+        if not isinstance(self.gpu, str | Gpu):
+            raise _unfit("gpu", self.gpu, f"Give a name of the catalog: {', '.join(hardware.catalog())}")
+        for name in WHOLE:
+            value = getattr(self, name)
+            if value is None and _DEFAULTS[name] is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise _unfit(name, value, "Give a whole number above 0")
+        for name in ABOVE_ZERO:
+            if getattr(self, name) is not None and not (_number(getattr(self, name)) and getattr(self, name) > 0):
+                raise _unfit(name, getattr(self, name), "Give a number above 0, or None")
+        if not (_number(self.price_per_hour) and self.price_per_hour >= 0):
+            raise _unfit("price_per_hour", self.price_per_hour, "Give a number from 0 on; 0 means no price")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise _unfit(name, getattr(self, name), f"Give one of {', '.join(map(repr, choices))}")
+
     def but(self, **changes: Any) -> Setting:
-        """The same setting with changes. Raises ServebookError for a name that there is not."""
-        known = [f.name for f in fields(self)]
+        """The same setting with changes. Raises ServebookError for an unknown name and an impossible value."""
         for name in changes:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
+            if name not in _DEFAULTS:
+                near = difflib.get_close_matches(name, _DEFAULTS, 1)
                 hint = f"Did you mean {near[0]}? " if near else ""
-                raise ServebookError(f"no setting {name!r}", "explore", f"{hint}There are: {', '.join(known)}")
+                raise ServebookError(f"no setting {name!r}", "explore", f"{hint}There are: {', '.join(_DEFAULTS)}")
         return replace(self, **changes)
+
+    def changed(self, base: Setting) -> dict[str, Any]:
+        """The fields in which this setting differs from another, with its own values."""
+        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != getattr(base, f.name)}
 
     @property
     def slo(self) -> Slo:
-        return _checked(Slo, ttft_s=self.ttft_slo_s, tpot_s=self.tpot_slo_s)
+        return checked(Slo, ttft_s=self.ttft_slo_s, tpot_s=self.tpot_slo_s)
 
     @property
     def shape(self) -> ModelShape:
@@ -101,13 +127,7 @@ class Setting:
 
     def spec(self, sweep: str = "explore", engine: str = "vllm") -> PointSpec:
         """The load as a point of a sweep."""
-        for name in ("prompt_tokens", "output_tokens", "concurrency"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ServebookError(f"{name} is {value!r}, not a whole number above 0", "explore")
         if self.rate_per_s is not None:
-            if not self.rate_per_s > 0:
-                raise ServebookError(f"rate_per_s is {self.rate_per_s!r}, not above 0", "explore")
             name = f"r{self.rate_per_s:g}"
             return PointSpec(
                 sweep, engine, name, "arrival_rate", self.prompt_tokens, self.output_tokens, rate_per_s=self.rate_per_s
@@ -115,12 +135,16 @@ class Setting:
         name = f"c{self.concurrency:04d}"
         return PointSpec(sweep, engine, name, "concurrency", self.prompt_tokens, self.output_tokens, self.concurrency)
 
-    def forecaster(self) -> Forecaster:
-        """The predictor for this server; kept, for it does not depend on the load."""
-        blank = Setting(prompt_tokens=1, output_tokens=1, concurrency=1)
-        keep = ("model", "gpu", "engine", "quantization", "kv_cache_dtype", "dtype", *SERVING, "run")
-        version = runs.load(self.run).version if self.run else 0
-        return _forecaster(replace(blank, **{k: getattr(self, k) for k in keep}), version)
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _unfit(name: str, value: Any, fix: str) -> ServebookError:
+    return ServebookError(f"{name} is {value!r}", "explore", fix)
+
+
+_DEFAULTS: dict[str, Any] = {f.name: None if f.default is MISSING else f.default for f in fields(Setting)}
 
 
 def of_run(run: runs.Run, engine: str, sweep: str | None = None) -> Setting:
@@ -155,7 +179,7 @@ def _named(gpu: Gpu) -> str | Gpu:
     return gpu.name if gpu.name in hardware.catalog() else gpu
 
 
-def _checked(of: Any, **given: Any) -> Any:
+def checked(of: Any, **given: Any) -> Any:
     """A part of the parameters from settings. Raises ServebookError for a value that it does not take."""
     try:
         return of(**given)
@@ -168,7 +192,7 @@ def _checked(of: Any, **given: Any) -> Any:
 @lru_cache(maxsize=64)
 def _shape(name: str, quantization: str | None, kv_cache_dtype: str, dtype: str) -> ModelShape:
     where = "config" if name in model.packaged() else "path" if Path(name).expanduser().is_dir() else "hub"
-    asked = _checked(
+    asked = checked(
         ModelParams, **{where: name}, weights="dummy", quantization=quantization, kv_cache_dtype=kv_cache_dtype,
         dtype=dtype,
     )  # fmt: skip
@@ -180,65 +204,4 @@ def _card(name: str) -> Gpu:
     return hardware.resolve(HardwareParams(gpu=name))
 
 
-@lru_cache(maxsize=256)
-def _forecaster(s: Setting, version: int) -> Forecaster:
-    run = runs.load(s.run) if s.run else None
-    known = list(run.params.engines) if run else []
-    if s.engine not in (*NAMES, *known):
-        raise ServebookError(
-            f"no engine {s.engine!r}", "explore", f"There are: {', '.join({**NAMES, **dict.fromkeys(known)})}"
-        )
-    name = (s.engine if s.engine in known else engine_of(run, s.engine)) if run else None
-    given = {} if s.naive else {k: v for k in SERVING if (v := getattr(s, k)) is not None}
-    if run is None or name is None:
-        made = NaiveEngine(kind="naive") if s.naive else _checked(VllmEngine, kind="vllm", **given)
-        return forecaster(_alone(NAMES[s.engine], made, Load()), NAMES[s.engine], s.shape, s.card, samples=SAMPLES)
-    engine = run.params.engines[name]
-    if isinstance(engine, VllmEngine):
-        engine = _checked(VllmEngine, **(engine.model_dump() | given))
-    params = _alone(name, engine, run.params.load)
-    if s.card.name != run.gpu.name:  # another GPU: nothing learned here is known to hold there
-        return forecaster(params, name, s.shape, s.card, samples=SAMPLES)
-    base = _calibrated(run.name, name, version)
-    facts = run.facts.get(name) or {}
-    as_run = replace(s.shape, name="") == replace(run.shape, name="") and all(
-        given.get(k) in (None, getattr(run.params.engines[name], k, None)) for k in SERVING
-    )
-    if not as_run:
-        # the constants are shares of datasheet figures, so they hold for other limits and weights on the same GPU
-        said = _still_true(facts, s, run)
-        if not isinstance(engine, VllmEngine):  # what it is not started with it may still be thought to have
-            said |= given
-        server = server_limits.server(name, engine, s.shape, run.gpu, said)
-        return Forecaster(server, base.calibration, base.load, SAMPLES, base.seed, running_gauge=base.running_gauge)
-    return base
-
-
-@lru_cache(maxsize=16)
-def _calibrated(name: str, engine: str, version: int) -> Forecaster:
-    """A run's own engine, with the constants that its C = 1 points teach."""
-    run = runs.load(name)
-    f = forecaster(
-        run.params, engine, run.shape, run.gpu, facts=run.facts.get(engine), measured=run.alone(engine), samples=SAMPLES
-    )
-    f.running_gauge = run.published
-    return f
-
-
-def _still_true(facts: Mapping[str, Any], s: Setting, run: runs.Run) -> dict[str, Any]:
-    """What the run's engine said of itself, without what the setting changes."""
-    gone = {k for k in SERVING if getattr(s, k) is not None}
-    if replace(s.shape, name="") != replace(run.shape, name="") or s.gpus > 1:
-        gone |= {"kv_cache_tokens", "kv_cache_gib"}
-    return {k: v for k, v in facts.items() if k not in gone}
-
-
-def _alone(name: str, engine: Any, load: Load) -> RunParams:
-    """A run of nothing but this engine, for the predictor."""
-    model_params, hardware_params = ModelParams(config="tiny-qwen2", weights="dummy"), HardwareParams(gpu="H200")
-    return RunParams(
-        run="explore", title="explore", model=model_params, hardware=hardware_params, engines={name: engine}, load=load
-    )
-
-
-__all__ = ["SAMPLES", "Setting", "engine_of", "of_run"]
+__all__ = ["NAMES", "SERVING", "Setting", "checked", "engine_of", "of_run"]

@@ -10,6 +10,7 @@ from .simulation import LogEntry, Result
 from .steptime import NaiveTimes, VllmTimes
 
 Parts = dict[str, float]
+PART_FLOOR_S = 1e-9  # below it a part is rounding
 
 
 def breakdown(scenario: Scenario, times: Times, outcome: Outcome, result: Result) -> dict[str, Parts]:
@@ -22,7 +23,9 @@ def breakdown(scenario: Scenario, times: Times, outcome: Outcome, result: Result
     for metric in ("tpot_s", "ttft_s"):
         # the log and the requests differ at the edges of the window, and a late first event shortens what a client
         # sees of the steps: such a rest is scaled away
-        own, total, mean = parts[metric], getattr(seed, metric), getattr(outcome, metric)
+        # what two steps shared would make a part negative: a part is time spent, so it is none and the others hold it
+        own = parts[metric] = {k: v for k, v in parts[metric].items() if v > PART_FLOOR_S}
+        total, mean = getattr(seed, metric), getattr(outcome, metric)
         explained = sum(own.values())
         if not explained > 0:
             continue
@@ -143,4 +146,4 @@ def waterfall(times: Times, parts: Parts) -> list[tuple[str, float]]:
     share = times.constants["bandwidth_share"]
     steps = [("roofline says", reads * share), ("bandwidth reached", reads * (1 - share))]
     rest = [(LABELS[n], v) for n, v in parts.items() if n not in ("weights_s", "kv_reads_s") and v]
-    return steps + sorted(rest, key=lambda p: -abs(p[1]))
+    return [step for step in steps if step[1] > 0] + sorted(rest, key=lambda p: -p[1])

@@ -1,0 +1,150 @@
+"""The predictor behind a setting: calibrated on the loaded run where that run's GPU is the setting's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from ..common.errors import ServebookError
+from ..config.params import HardwareParams, Load, ModelParams, NaiveEngine, RunParams, VllmEngine
+from ..config.points import PointSpec
+from ..predictor import server_limits
+from ..predictor.calibration import Z80
+from ..predictor.predict import Forecaster, forecaster
+from . import runs
+from .setting import NAMES, SERVING, Setting, checked, engine_of
+
+SAMPLES = 4  # draws behind an interval; a run's own predictions take 18
+# Relative sd that a change of the weights' or the KV cache's type adds to what was learned without it: the residuals of
+# the one such change that was measured, fp8 weights predicted from the bf16 run on an H200 (15 points, vLLM 0.26):
+# rms 12 % of TPOT and of the output rate, and the reverse 8 and 10 %
+TYPE_CHANGE = 0.12
+PLACE = ("sweep", "engine", "point")
+
+
+def of(s: Setting) -> Forecaster:
+    """The predictor for a setting's server; kept, for it does not depend on the load."""
+    return _forecaster(_server_of(s), _version(s))
+
+
+def point(s: Setting, spec: PointSpec, hit_share: float = 0.0) -> dict[str, Any]:
+    """A predicted point of the setting's server: simulated once, whoever asks for it. Its interval is wider where the
+    setting changes a type that the constants were learned with."""
+    own = replace(spec, sweep="explore", engine="vllm", point="")
+    found = {**_point(_server_of(s), _version(s), own, hit_share), **{k: getattr(spec, k) for k in PLACE}}
+    if not (extra := type_change(s)):
+        return found
+    metrics = {}
+    for name, m in found["metrics"].items():
+        metrics[name] = {"value": m["value"], **_widened(m, extra)}
+    return {**found, "metrics": metrics}
+
+
+@lru_cache(maxsize=1024)
+def _point(server: Setting, version: int, spec: PointSpec, hit_share: float) -> dict[str, Any]:
+    return _forecaster(server, version).point(spec, hit_share)
+
+
+def _server_of(s: Setting) -> Setting:
+    """The setting without its load and its price."""
+    blank = Setting(prompt_tokens=1, output_tokens=1, concurrency=1)
+    keep = ("model", "gpu", "engine", "quantization", "kv_cache_dtype", "dtype", *SERVING, "run")
+    return replace(blank, **{k: getattr(s, k) for k in keep})
+
+
+def _version(s: Setting) -> int:
+    """Another number when points came to the loaded run."""
+    return runs.load(s.run).version if s.run else 0
+
+
+def _widened(m: Mapping[str, float], sd: float) -> dict[str, float]:
+    value = m["value"]
+    if not 0 < m["low"] <= value:
+        return {"low": m["low"], "high": m["high"]}
+    half = math.hypot(math.log(m["high"] / m["low"]) / 2, Z80 * sd)
+    return {"low": value * math.exp(-half), "high": value * math.exp(half)}
+
+
+def learns_from(s: Setting) -> runs.Run | None:
+    """The run whose C = 1 points the constants come from: the loaded one, where the GPU is its own."""
+    if s.run is None:
+        return None
+    run = runs.load(s.run)
+    engine = s.engine if s.engine in run.params.engines else engine_of(run, s.engine)
+    return run if engine is not None and s.card.name == run.gpu.name else None
+
+
+def type_change(s: Setting) -> float:
+    """The relative sd to add: TYPE_CHANGE where weights or KV cache have another type than the run that taught."""
+    if (run := learns_from(s)) is None:
+        return 0.0
+    shape, own = s.shape, run.shape
+    types = ("weight_bits", "compute_dtype", "kv_bytes_per_element")
+    return TYPE_CHANGE if any(getattr(shape, t) != getattr(own, t) for t in types) else 0.0
+
+
+@lru_cache(maxsize=256)
+def _forecaster(s: Setting, version: int) -> Forecaster:
+    run = runs.load(s.run) if s.run else None
+    known = list(run.params.engines) if run else []
+    if s.engine not in (*NAMES, *known):
+        raise ServebookError(
+            f"no engine {s.engine!r}", "explore", f"There are: {', '.join({**NAMES, **dict.fromkeys(known)})}"
+        )
+    name = (s.engine if s.engine in known else engine_of(run, s.engine)) if run else None
+    given = {} if s.naive else {k: v for k in SERVING if (v := getattr(s, k)) is not None}
+    if run is None or name is None:
+        made = NaiveEngine(kind="naive") if s.naive else checked(VllmEngine, kind="vllm", **given)
+        return forecaster(_alone(NAMES[s.engine], made, Load()), NAMES[s.engine], s.shape, s.card, samples=SAMPLES)
+    engine = run.params.engines[name]
+    if isinstance(engine, VllmEngine):
+        engine = checked(VllmEngine, **(engine.model_dump() | given))
+    params = _alone(name, engine, run.params.load)
+    if s.card.name != run.gpu.name:  # another GPU: nothing learned here is known to hold there
+        return forecaster(params, name, s.shape, s.card, samples=SAMPLES)
+    base = _calibrated(run.name, name, version)
+    facts = run.facts.get(name) or {}
+    as_run = replace(s.shape, name="") == replace(run.shape, name="") and all(
+        given.get(k) in (None, getattr(run.params.engines[name], k, None)) for k in SERVING
+    )
+    if not as_run:
+        # the constants are shares of datasheet figures, so they hold for other limits and weights on the same GPU
+        said = _still_true(facts, s, run)
+        if not isinstance(engine, VllmEngine):  # what it is not started with it may still be thought to have
+            said |= given
+        server = server_limits.server(name, engine, s.shape, run.gpu, said)
+        return Forecaster(server, base.calibration, base.load, SAMPLES, base.seed, running_gauge=base.running_gauge)
+    return base
+
+
+@lru_cache(maxsize=16)
+def _calibrated(name: str, engine: str, version: int) -> Forecaster:
+    """A run's own engine, with the constants that its C = 1 points teach."""
+    run = runs.load(name)
+    f = forecaster(
+        run.params, engine, run.shape, run.gpu, facts=run.facts.get(engine), measured=run.alone(engine), samples=SAMPLES
+    )
+    f.running_gauge = run.published
+    return f
+
+
+def _still_true(facts: Mapping[str, Any], s: Setting, run: runs.Run) -> dict[str, Any]:
+    """What the run's engine said of itself, without what the setting changes."""
+    gone = {k for k in SERVING if getattr(s, k) is not None}
+    if replace(s.shape, name="") != replace(run.shape, name="") or s.gpus > 1:
+        gone |= {"kv_cache_tokens", "kv_cache_gib"}
+    return {k: v for k, v in facts.items() if k not in gone}
+
+
+def _alone(name: str, engine: Any, load: Load) -> RunParams:
+    """A run of nothing but this engine, for the predictor."""
+    model_params, hardware_params = ModelParams(config="tiny-qwen2", weights="dummy"), HardwareParams(gpu="H200")
+    return RunParams(
+        run="explore", title="explore", model=model_params, hardware=hardware_params, engines={name: engine}, load=load
+    )
+
+
+__all__ = ["SAMPLES", "learns_from", "of", "point", "type_change"]
