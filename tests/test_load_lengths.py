@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from servebook.common.errors import ServebookError
-from servebook.load.lengths import Length, Listed, Spread, length_at, parse, read_csv, typical
+from servebook.config.lengths import Length, Listed, Spread, length_at, parse, read_csv, typical
 
 
 def draw(length: Length, n: int = 4000) -> np.ndarray:

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from mock_server import Behaviour, MockServer, serving
 from servebook.common.errors import ServebookError
+from servebook.config.arrivals import schedule
 from servebook.config.params import Load, Slo
 from servebook.load import PointSpec, measure_point, measure_point_sync, measure_ramp_sync, summary
-from servebook.load.arrivals import schedule
 from servebook.load.point import rule_of
 from servebook.load.prompts import Bodies, Prompts
 from servebook.load.summary import running_of, waiting_of

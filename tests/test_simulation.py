@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
+from servebook.config.arrivals import schedule
 from servebook.predictor.scheduler import SchedulerConfig
-from servebook.predictor.simulated_clients import Prompt, Traffic, arrivals
+from servebook.predictor.simulated_clients import Prompt, Traffic
 from servebook.predictor.simulation import simulate, simulate_naive
+
+
+def arrivals(kind, rate_per_s, count, seed, gamma_shape=1.0):
+    return list(itertools.islice(schedule(kind, rate_per_s, seed, gamma_shape=gamma_shape), count))
 
 
 class Times:

@@ -44,7 +44,7 @@ def write_grid(base: Path, settings: Sequence[str], into: Path) -> list[Path]:
         body = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
         made[data["run"]] = f"# {base.name} with {told}: made by servebook grid\n{notes}{body}"
         try:
-            one = params.loads(body)
+            one = params.loads(body, base=into)
             if one.hardware.gpu != "detect":
                 hardware.resolve(one.hardware)  # a name that no catalog entry has
         except ServebookError as error:  # a line of a file that is not written would help nobody
@@ -85,10 +85,12 @@ def _set(data: dict[str, Any], key: list[str], value: Any) -> None:
 
 
 def _keep_path(data: dict[str, Any], base: Path, into: Path) -> None:
-    """A model's relative path starts from its parameter file, which now stands elsewhere."""
-    path = data["model"].get("path")
-    if path and not Path(path).is_absolute():
-        data["model"]["path"] = os.path.relpath(base.parent / path, into)
+    """Relative paths of the model and of traces start from the parameter file, which now stands elsewhere."""
+    workloads = [w for w in (data.get("workloads") or {}).values() if "trace" in w]
+    for holder, key in [(data["model"], "path"), *((w, "trace") for w in workloads)]:
+        path = holder.get(key)
+        if path and not Path(path).is_absolute():
+            holder[key] = os.path.relpath(base.parent / path, into)
 
 
 def _left_out(data: dict[str, Any], axes: list[tuple[list[str], list[Any]]], values: Sequence[Any]) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..common.errors import ServebookError
+from ..config import lengths
 from ..config.points import PointSpec
-from ..load import lengths
 from ..load.window import Rule
 
 VOCABS = (range(256, 8000), range(100, 2000), range(64, 256))  # tried in this order where --vocab names none

@@ -1,4 +1,5 @@
-"""A run's parameters: typed, strict, read from one YAML file. The kinds of sweep stand in sweeps.py.
+"""A run's parameters: typed, strict, read from one YAML file. The kinds of sweep stand in sweeps.py, what requests look
+like in workloads.py.
 
 `load(path)` refuses anything it does not know, naming the key, its line and the nearest valid name,
 before any work is done. Units are in the names; times are seconds, sizes bytes (GB = 1e9, GiB = 2**30).
@@ -30,12 +31,22 @@ from .param_types import (
     unfit,
 )
 from .points import CALIBRATION, PointSpec
-from .sweeps import ArrivalRateSweep, ConcurrencySweep, PrefixCacheSweep, PromptLengthSweep, Sweep
+from .sweeps import (
+    ArrivalRateSweep,
+    BurstSweep,
+    ConcurrencySweep,
+    LoadKind,
+    PrefixCacheSweep,
+    PromptLengthSweep,
+    Sweep,
+    TraceSweep,
+)
+from .workloads import Workload
 
 __all__ = [
-    "ArrivalRateSweep", "BatchingEngine", "CalibrationPoint", "ConcurrencySweep", "Engine", "HardwareFigures",
-    "HardwareParams", "Load", "ModelParams", "NaiveEngine", "OpenAIEngine", "PrefixCacheSweep", "PromptLengthSweep",
-    "RunParams", "Slo", "Sweep", "VllmEngine", "dump", "load", "loads",
+    "ArrivalRateSweep", "BatchingEngine", "BurstSweep", "CalibrationPoint", "ConcurrencySweep", "Engine",
+    "HardwareFigures", "HardwareParams", "Load", "ModelParams", "NaiveEngine", "OpenAIEngine", "PrefixCacheSweep",
+    "PromptLengthSweep", "RunParams", "Slo", "Sweep", "TraceSweep", "VllmEngine", "Workload", "dump", "load", "loads",
 ]  # fmt: skip
 
 
@@ -147,6 +158,7 @@ class RunParams(Strict):
     hardware: HardwareParams
     engines: Annotated[dict[Name, Engine], Field(min_length=1)]
     calibration: list[CalibrationPoint] = []
+    workloads: Annotated[dict[Name, Workload], Field(exclude_if=lambda value: not value)] = {}
     sweeps: dict[SweepName, Sweep] = {}
     slo: Slo = Slo()
     load: Load = Load()
@@ -170,13 +182,32 @@ class RunParams(Strict):
 
     @model_validator(mode="after")
     def _names_agree(self) -> RunParams:
+        unused = dict.fromkeys(self.workloads)
         for name, sweep in self.sweeps.items():
             for engine in [*(sweep.engines or []), *sweep.minutes_per_engine]:
                 if engine not in self.engines:
                     raise ValueError(
                         f"sweep {name} names the engine {engine!r}; this run has {', '.join(self.engines)}"
                     )
+            if isinstance(sweep, LoadKind) and sweep.workload is not None:
+                unused.pop(sweep.workload, None)
+                self._give_workload(name, sweep)
+        if unused:
+            raise unfit(f"no sweep uses the workload {', '.join(unused)}", "Name it in a sweep, or leave it out")
         return self
+
+    def _give_workload(self, name: str, sweep: LoadKind) -> None:
+        if sweep.workload not in self.workloads:
+            known = ", ".join(self.workloads) or "none"
+            raise unfit(f"sweep {name} names the workload {sweep.workload!r}", f"Workloads of this run: {known}")
+        workload = self.workloads[sweep.workload]
+        if isinstance(sweep, TraceSweep) and workload.trace is None:
+            raise unfit(f"sweep {name} replays the workload {sweep.workload!r}, which is no trace", "Give it a trace")
+        if workload.turns > 1 and not isinstance(sweep, ConcurrencySweep):
+            raise unfit(
+                f"sweep {name}: a conversation waits for its answers", "Use kind: concurrency, or a trace with sessions"
+            )
+        sweep.with_workloads(self.workloads)
 
     def calibration_points(self, engine: str) -> list[PointSpec]:
         """The C = 1 points that the predictor may learn from, in the order given."""
@@ -222,12 +253,20 @@ def load(path: Path | str) -> RunParams:
             else "Give the path of a parameter file such as params/demo.yaml"
         )
         raise ServebookError(f"cannot read the parameter file ({_reason(error)})", str(path), hint) from error
-    return loads(text, str(path))
+    return loads(text, str(path), path.parent)
 
 
-def loads(text: str, where: str = "params") -> RunParams:
-    """As load, from the YAML text itself; `where` names it in messages."""
-    return strict_yaml.validate(text, RunParams, where)
+def loads(text: str, where: str = "params", base: Path = Path()) -> RunParams:
+    """As load, from the YAML text itself; `where` names it in messages, traces are looked for in `base`."""
+    params = strict_yaml.validate(text, RunParams, where)
+    for name, workload in params.workloads.items():
+        if workload.trace is not None:
+            rows = workload.at(base).rows()
+            replayed = any(isinstance(s, TraceSweep) and s.workload == name for s in params.sweeps.values())
+            if replayed and not rows.times:
+                fix = "Use it with kind concurrency, arrival_rate or burst, or give its lines arrival_s"
+                raise ServebookError("the trace tells no arrivals to replay", str(base / workload.trace), fix)
+    return params
 
 
 def dump(params: RunParams) -> str:

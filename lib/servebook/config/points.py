@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CALIBRATION = "calibration"  # the sweep that the C = 1 points belong to
+from .param_types import CALIBRATION
+from .workloads import Workload
+
+__all__ = ["CALIBRATION", "PointSpec", "RepeatedPoint"]
+
 # What load client and predictor alike go by: the relative half-widths of the 95 % intervals of mean E2E and TTFT at
 # which a point may end, and the share of the mean latency that a pause stays below (so in flight is within 2 % of C)
 NARROW_E2E, NARROW_TTFT, OCCUPANCY_LOSS = 0.02, 0.05, 0.04
@@ -12,7 +16,8 @@ NARROW_E2E, NARROW_TTFT, OCCUPANCY_LOSS = 0.02, 0.05, 0.04
 
 @dataclass(frozen=True, slots=True)
 class PointSpec:
-    """One point: a sweep, an engine, and the load it is measured under (closed loop unless a rate is given)."""
+    """One point: a sweep, an engine, and the load it is measured under: a closed loop unless there is a rate, or its
+    kind is burst or trace. prompt_tokens, output_tokens: of every request, or with a workload their means."""
 
     sweep: str
     engine: str
@@ -25,6 +30,20 @@ class PointSpec:
     arrivals: str = "poisson"
     gamma_shape: float = 1.0
     fixed_requests: int | None = None  # measure exactly so many, without warm-up rules
+    workload: Workload | None = None  # what requests look like, where they differ or share something
+    workload_name: str = ""
+    requests: int | None = None  # a finite run: so many are sent, measured from the first to the last
+    speed: float = 1.0  # of a trace: its arrivals come so many times as fast
+
+    @property
+    def closed(self) -> bool:
+        """Whether a client sends its next request when its last one has ended."""
+        return self.rate_per_s is None and self.kind not in ("burst", "trace")
+
+    @property
+    def clients(self) -> int | None:
+        """Of a closed loop, how many there are; None of other loads, where `concurrency` caps what is in flight."""
+        return (self.concurrency or 1) if self.closed else None
 
 
 @dataclass(frozen=True, slots=True)

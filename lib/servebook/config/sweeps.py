@@ -5,14 +5,15 @@ A new kind is one class here, with its name in `Sweep` at the end. See CONTRIBUT
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from .engines import Engine
-from .param_types import Clients, Count, Once, Positive, Rate, Strict, unfit
+from .param_types import Clients, Count, Once, Positive, Rate, Requests, Strict, unfit
 from .points import SAME, PointSpec, RepeatedPoint
+from .workloads import OneOf, Workload
 
 
 class SweepKind(Strict):
@@ -31,24 +32,73 @@ class SweepKind(Strict):
         capacity_per_s: the engine's predicted request rate at saturation, None where it is not known yet."""
         raise NotImplementedError
 
-    def workloads(self) -> list[tuple[int, int]]:
-        """The (prompt, output) tokens of its requests, each pair once, in order."""
+    def lengths(self) -> list[tuple[int, int]]:
+        """The (prompt, output) tokens of its requests, each pair once, in order; of a workload their means."""
         given: Any = self
         prompts, outputs = ([v] if isinstance(v, int) else v for v in (given.prompt_tokens, given.output_tokens))
         return list(dict.fromkeys((p, o) for p in prompts for o in outputs))
 
+    def longest(self) -> tuple[int, int]:
+        """(prompt, output) tokens of the request that needs the longest context."""
+        return max(self.lengths(), key=sum)
 
-class ConcurrencySweep(SweepKind):
-    """Closed loop at exactly C requests in flight."""
+
+class LoadKind(SweepKind):
+    """A sweep whose requests are of one length each (prompt_tokens, output_tokens), or as a named workload says."""
+
+    workload: str | None = OneOf
+    prompt_tokens: Count | None = OneOf
+    output_tokens: Count | None = OneOf
+    _given: Workload | None = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> LoadKind:
+        lengths = self.prompt_tokens is not None, self.output_tokens is not None
+        if (self.workload is None) != all(lengths) or (self.workload is not None and any(lengths)):
+            raise unfit("give either a workload or both prompt_tokens and output_tokens", "Keep one of the two")
+        return self
+
+    def with_workloads(self, workloads: Mapping[str, Workload]) -> None:
+        """Take the workload that is named from the run's. Raises KeyError where there is none."""
+        if self.workload is not None:
+            self._given = workloads[self.workload]
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Mean (prompt, output) tokens of a request."""
+        if self._given is not None:
+            return self._given.mean_tokens()
+        return self.prompt_tokens or 0, self.output_tokens or 0
+
+    def lengths(self) -> list[tuple[int, int]]:
+        return [self.tokens]
+
+    def longest(self) -> tuple[int, int]:
+        return self._given.longest_tokens() if self._given is not None else self.tokens
+
+    def example(self, name: str, engine: str) -> PointSpec | None:
+        """A point with its workload, None where all requests are alike."""
+        return self._spec(name, engine, "") if self._given is not None else None
+
+    def _spec(self, name: str, engine: str, point: str, **load: Any) -> PointSpec:
+        """A point of it with this load."""
+        named = {"workload": self._given, "workload_name": self.workload or ""}
+        return PointSpec(name, engine, point, self.kind, *self.tokens, **named, **load)
+
+
+Finite = Annotated[Requests, Field(gt=0)]
+
+
+class ConcurrencySweep(LoadKind):
+    """Closed loop at exactly C requests in flight. requests: a finite run of so many, measured from the first to the
+    last; else a window in the steady state."""
 
     kind: Literal["concurrency"]
-    prompt_tokens: Count
-    output_tokens: Count
     concurrency: Annotated[list[Clients], Field(min_length=1), Once]
+    requests: Finite | None = OneOf
 
     def points(self, name: str, engine: str, how: Engine, capacity_per_s: float | None) -> list[PointSpec]:
-        tokens = self.prompt_tokens, self.output_tokens
-        return [PointSpec(name, engine, f"c{c:04d}", self.kind, *tokens, concurrency=c) for c in self.concurrency]
+        return [self._spec(name, engine, f"c{c:04d}", concurrency=c, requests=self.requests) for c in self.concurrency]
 
 
 class PromptLengthSweep(SweepKind):
@@ -67,17 +117,18 @@ class PromptLengthSweep(SweepKind):
         ]
 
 
-class ArrivalRateSweep(SweepKind):
-    """Open loop: requests arrive at a rate, whatever the server does."""
+class ArrivalRateSweep(LoadKind):
+    """Open loop: requests arrive at a rate, whatever the server does. concurrency: at most so many are in flight, the
+    others wait at the client. requests: a finite run of so many, measured from the first to the last."""
 
     told_as, notebook = "arrival_rate", "06_arrival_rate"
     kind: Literal["arrival_rate"]
-    prompt_tokens: Count
-    output_tokens: Count
     rates_per_s: Annotated[list[Rate], Once] = []
     shares_of_capacity: Annotated[list[Positive], Once] = []  # of the engine's predicted request rate
     arrivals: Literal["poisson", "constant", "gamma"] = "poisson"
     gamma_shape: Positive = 1.0
+    concurrency: Clients | None = OneOf
+    requests: Finite | None = OneOf
 
     @model_validator(mode="after")
     def _one_source(self) -> ArrivalRateSweep:
@@ -89,11 +140,12 @@ class ArrivalRateSweep(SweepKind):
 
     def points(self, name: str, engine: str, how: Engine, capacity_per_s: float | None) -> list[PointSpec]:
         """Shares have no points before the capacity is known."""
-        tokens = self.prompt_tokens, self.output_tokens
-        process = {"arrivals": self.arrivals, "gamma_shape": self.gamma_shape}
+        load = {
+            "arrivals": self.arrivals, "gamma_shape": self.gamma_shape, "concurrency": self.concurrency,
+            "requests": self.requests,
+        }  # fmt: skip
         return [
-            PointSpec(name, engine, f"r{rate:.3f}", self.kind, *tokens, rate_per_s=rate, **process)  # type: ignore[arg-type]
-            for rate in self.rates(capacity_per_s)
+            self._spec(name, engine, f"r{rate:.3f}", rate_per_s=rate, **load) for rate in self.rates(capacity_per_s)
         ]
 
     def rates(self, capacity_per_s: float | None) -> Iterable[float]:
@@ -132,6 +184,38 @@ class PrefixCacheSweep(SweepKind):
         return [*fresh, *same]
 
 
+class BurstSweep(LoadKind):
+    """So many requests at once, until the last has ended."""
+
+    told_as, notebook = "burst", "06_traffic"
+    kind: Literal["burst"]
+    requests: Annotated[list[Finite], Field(min_length=1), Once]
+    concurrency: Clients | None = OneOf  # at most so many in flight
+
+    def points(self, name: str, engine: str, how: Engine, capacity_per_s: float | None) -> list[PointSpec]:
+        cap = self.concurrency
+        return [self._spec(name, engine, f"b{n:05d}", requests=n, concurrency=cap) for n in self.requests]
+
+
+class TraceSweep(LoadKind):
+    """A trace replayed: its requests arrive when it says, `speed` times as fast, until the last has ended. A turn of a
+    conversation waits for the end of the one before."""
+
+    told_as, notebook = "trace", "06_traffic"
+    kind: Literal["trace"]
+    speeds: Annotated[list[Positive], Field(min_length=1), Once] = [1.0]
+    concurrency: Clients | None = OneOf  # at most so many in flight
+
+    def points(self, name: str, engine: str, how: Engine, capacity_per_s: float | None) -> list[PointSpec]:
+        assert self._given is not None
+        count = len(self._given.rows())
+        return [
+            self._spec(name, engine, f"x{speed:07.3f}", requests=count, concurrency=self.concurrency, speed=speed)
+            for speed in self.speeds
+        ]
+
+
 Sweep = Annotated[
-    ConcurrencySweep | PromptLengthSweep | ArrivalRateSweep | PrefixCacheSweep, Field(discriminator="kind")
+    ConcurrencySweep | PromptLengthSweep | ArrivalRateSweep | PrefixCacheSweep | BurstSweep | TraceSweep,
+    Field(discriminator="kind"),
 ]

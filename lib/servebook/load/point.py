@@ -14,13 +14,14 @@ from typing import Any
 
 from ..common import files
 from ..common.errors import ServebookError
+from ..config import arrivals, request_plan
+from ..config.lengths import Length
 from ..config.params import Load, Slo
 from ..config.points import PointSpec
 from ..run_folder import results
 from ..scoring.audit import judge
-from . import arrivals, finished, summary
+from . import finished, summary
 from .client import Client, CountBy, Reply, now, without_secrets
-from .lengths import Length
 from .loops import ClosedLoop, OpenLoop
 from .metrics import Scraper
 from .probe import Dialect, Probe, find_dialect, names
@@ -139,8 +140,8 @@ async def measure_ramp(
                     await closed_loop.run(tracker, spec.concurrency or 1)
                 else:
                     due = arrivals.schedule(
-                        "replay" if replay_s else spec.arrivals, spec.rate_per_s or 1.0, *labels, spec.point,
-                        gamma_shape=spec.gamma_shape, times_s=replay_s,
+                        "replay" if replay_s else spec.arrivals, spec.rate_per_s or 1.0,
+                        *request_plan.arrival_labels(spec, load), gamma_shape=spec.gamma_shape, times_s=replay_s,
                     )  # fmt: skip
                     await open_loop.run(tracker, due)
             stages.append(_Stage(spec, tracker, scraper, health, started_at))

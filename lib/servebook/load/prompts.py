@@ -6,7 +6,6 @@ share a prompt because their labels differ.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from .lengths import Length, length_at
+from ..config.arrivals import seed_of
+from ..config.lengths import Length, length_at
 from .stream import TokenStream
 
 
@@ -24,12 +24,6 @@ def usable_ids(vocab: range | Sequence[int]) -> np.ndarray:
     if not len(ids):
         raise ValueError("no usable token ids")
     return ids
-
-
-def seed_of(*labels: object) -> list[int]:
-    """128 bits out of any labels, stable between processes (unlike hash())."""
-    digest = hashlib.sha256("\x1f".join(map(str, labels)).encode()).digest()
-    return np.frombuffer(digest[:16], np.uint32).tolist()
 
 
 class Prompts:

@@ -21,7 +21,7 @@ def workloads(params: RunParams) -> list[tuple[int, int]]:
     """The distinct (prompt tokens, output tokens) of the run's sweeps, in the order given."""
     found: dict[tuple[int, int], None] = {}
     for s in params.sweeps.values():
-        found |= dict.fromkeys(s.workloads())
+        found |= dict.fromkeys(s.lengths())
     return list(found)
 
 
@@ -167,8 +167,8 @@ def author_points(
                     shape,
                     given,
                     engine="naive" if kind == "naive" else "vllm",
-                    prompt_tokens=s.prompt_tokens,
-                    output_tokens=s.output_tokens,
+                    prompt_tokens=s.tokens[0],
+                    output_tokens=s.tokens[1],
                     concurrency=c,
                     max_num_batched_tokens=budget,
                     kv_tokens=told.get("kv_cache_tokens"),
@@ -180,8 +180,8 @@ def author_points(
                         "point": f"c{c:04d}",
                         "concurrency": c,
                         "rate_per_s": None,
-                        "prompt_tokens": s.prompt_tokens,
-                        "output_tokens": s.output_tokens,
+                        "prompt_tokens": s.tokens[0],
+                        "output_tokens": s.tokens[1],
                         "metrics": {k: {"value": v, "low": None, "high": None} for k, v in metrics.items()},
                     }
                 )

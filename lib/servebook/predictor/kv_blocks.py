@@ -1,71 +1,197 @@
-"""The free list of vLLM's KV blocks, as far as it decides what a preempted request finds again. Knows no scheduling."""
+"""vLLM's KV block pool: which blocks are free, in which order they are evicted, what the prefix cache still holds.
+
+Follows `vllm/v1/core/block_pool.py` (0.32). Freed blocks with a hash go to the back of the free list, a request's last
+block first; blocks without one go to the front. New blocks are taken from the front, which evicts what they held. A hit
+takes a block out of the list, wherever it is. Two requests that compute the same block at once each keep a copy.
+
+Only blocks that another request may ask for are objects of their own. A request's other blocks are a run that only its
+owner can find again (the request after a preemption, or the next turn of its conversation), and are counted.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Hashable
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+
+Segments = Sequence[tuple[Hashable, int]]  # what a prompt consists of: (stream of tokens, how many from its start)
+
+
+class Slot:
+    """One place in the prefix cache: a block's worth of tokens after a given prefix, and the blocks that hold it."""
+
+    __slots__ = ("block", "copies")
+
+    def __init__(self) -> None:
+        self.block: Block | None = None  # the one that a hit returns
+        self.copies: list[Block] | None = None  # further ones
+
+    def add(self, block: Block) -> None:
+        """A block now holds these tokens."""
+        if self.block is None:
+            self.block = block
+        elif self.copies is None:
+            self.copies = [block]
+        else:
+            self.copies.append(block)
+
+    def remove(self, block: Block) -> None:
+        """A block is evicted."""
+        if self.block is block:
+            self.block = self.copies.pop(0) if self.copies else None
+        else:
+            assert self.copies is not None
+            self.copies.remove(block)
+
+
+class Block:
+    """A block with a hash that several requests may share. refs: requests that hold it; 0: it is in the free list."""
+
+    __slots__ = ("refs", "slot")
+
+    def __init__(self, slot: Slot) -> None:
+        self.refs, self.slot = 1, slot
+
+
+class _Node:
+    """A stream of tokens after a given prefix: the slots of its blocks, and the streams that follow it."""
+
+    __slots__ = ("following", "slots")
+
+    def __init__(self) -> None:
+        self.slots: list[Slot] = []
+        self.following: dict[tuple[int, Hashable], _Node] = {}
+
+
+class PrefixTree:
+    """The slots of prompts by their content: prompts that begin alike get the same slots as far as they are alike."""
+
+    def __init__(self, block_size: int) -> None:
+        self._size, self._root = block_size, _Node()
+
+    def slots(self, segments: Segments) -> list[Slot]:
+        """One slot for each full block of these tokens."""
+        node, at, out, size = self._root, 0, [], self._size
+        for stream, tokens in segments:
+            node = node.following.setdefault((at, stream), _Node())
+            count = (at + tokens) // size - at // size  # blocks whose last token is of this stream
+            if len(node.slots) < count:
+                node.slots += [Slot() for _ in range(count - len(node.slots))]
+            out += node.slots[:count]
+            at += tokens
+        return out
+
+
+class _Run:
+    """Blocks with a hash that only their owner can find again, or nobody: an entry of the free list."""
+
+    __slots__ = ()
 
 
 class BlockPool:
-    """The free list of KV blocks. Its order matters only for what a preempted request finds again in the prefix cache:
-    hashed blocks go to the back (evicted least recently used first, a request's tail first), others to the front."""
+    """The free list. It is brought up to date only where its order matters: at a look-up, a hit and a release."""
 
     def __init__(self, blocks: int, caching: bool) -> None:
         self.free, self.caching = blocks, caching
-        self._order: deque[list] = deque([[None, blocks]])  # [owner, blocks]
-        self._owned: dict[Hashable, list] = {}
+        self._order: OrderedDict[Block | _Run, int] = OrderedDict({_Run(): blocks})  # front first: blocks of each entry
+        self._runs: dict[Hashable, _Run] = {}  # those that their owner can still find
+        self._owners: dict[_Run, Hashable] = {}
         self._taken = 0  # blocks taken from the front, not yet applied to _order
 
     def take(self, blocks: int) -> None:
+        """Take blocks from the front."""
         self.free -= blocks
         self._taken += blocks
 
     def _apply(self) -> None:
-        n, self._taken = self._taken, 0
-        while n:
-            head = self._order[0]
-            used = min(n, head[1])
-            n -= used
-            head[1] -= used
-            if not head[1]:
-                self._order.popleft()
-                if head[0] is not None and self._owned.get(head[0]) is head:
-                    del self._owned[head[0]]
+        n, self._taken, order = self._taken, 0, self._order
+        while n > 0:
+            key = next(iter(order))
+            held = order[key]
+            if held > n:
+                order[key] = held - n
+                return
+            n -= held
+            del order[key]
+            if isinstance(key, Block):
+                key.slot.remove(key)
+            elif key in self._owners:
+                del self._runs[self._owners.pop(key)]
 
-    def release(self, blocks: int, hashed: int, owner: Hashable | None = None) -> None:
-        self.free += blocks
+    def found(self, slots: Sequence[Slot], usable: int, owner: Hashable) -> tuple[list[Block], int]:
+        """What the cache holds of a prompt, `usable` blocks of it at most: shared blocks from its start, then how many
+        of its owner's run."""
         if not self.caching:
-            self._taken -= blocks  # order is irrelevant
+            return [], 0
+        self._apply()
+        blocks: list[Block] = []
+        for slot in slots[:usable]:
+            if slot.block is None:
+                return blocks, 0
+            blocks.append(slot.block)
+        run = self._runs.get(owner)
+        return blocks, min(self._order[run], usable - len(blocks)) if run else 0
+
+    def hold(self, blocks: Iterable[Block], run: int, owner: Hashable) -> None:
+        """Take what was just found out of the free list. What is left of the owner's run nobody will find."""
+        order = self._order
+        for block in blocks:
+            if not block.refs:
+                del order[block]
+                self.free -= 1
+            block.refs += 1
+        if run:
+            self.free -= run
+            entry = self.forget(owner)
+            assert entry is not None
+            order[entry] -= run
+            if not order[entry]:
+                del order[entry]
+
+    def forget(self, owner: Hashable) -> _Run | None:
+        """Nobody will ask for the owner's run any more; its blocks stay where they are."""
+        entry = self._runs.pop(owner, None)
+        if entry is not None:
+            del self._owners[entry]
+        return entry
+
+    def share(self, slot: Slot) -> Block:
+        """A block in use now holds the slot's tokens, for all to find."""
+        block = Block(slot)
+        slot.add(block)
+        return block
+
+    def release(self, blocks: Sequence[Block], hashed: int, others: int, owner: Hashable | None = None) -> None:
+        """A request gives its blocks back: shared ones, `hashed` of its own after them, and `others` without a hash.
+        owner: who may find the run of hashed ones again."""
+        if not self.caching:
+            self.free += others + hashed
+            self._taken -= others + hashed  # order is irrelevant
             return
         self._apply()
-        if blocks > hashed:
-            if self._order and self._order[0][0] is None:
-                self._order[0][1] += blocks - hashed
+        order = self._order
+        if others:
+            self.free += others
+            entry = next(iter(order), None)
+            if entry is None or isinstance(entry, Block) or entry in self._owners:
+                entry = _Run()
+                order[entry] = others
+                order.move_to_end(entry, last=False)
             else:
-                self._order.appendleft([None, blocks - hashed])
-        if not hashed:
-            return
-        if owner is not None:
-            segment: list = [owner, hashed]
-            self._owned[owner] = segment
-            self._order.append(segment)
-        elif self._order and self._order[-1][0] is None and len(self._order) > 1:
-            self._order[-1][1] += hashed
-        else:
-            self._order.append([None, hashed])
-
-    def cached(self, owner: Hashable) -> int:
-        """Blocks of a preempted request that were not evicted meanwhile: a prefix of it."""
-        if not self.caching:
-            return 0
-        self._apply()
-        segment = self._owned.get(owner)
-        return segment[1] if segment else 0
-
-    def reclaim(self, owner: Hashable, blocks: int) -> None:
-        segment = self._owned.pop(owner)
-        segment[0] = None
-        segment[1] -= blocks
-        if not segment[1]:
-            self._order.remove(segment)
-        self.free -= blocks
+                order[entry] += others
+        if hashed:
+            self.free += hashed
+            entry = next(reversed(order), None)
+            if owner is not None:
+                self.forget(owner)
+                entry = self._runs[owner] = _Run()
+                self._owners[entry] = owner
+                order[entry] = hashed
+            elif entry is None or isinstance(entry, Block) or entry in self._owners:
+                order[_Run()] = hashed
+            else:
+                order[entry] += hashed
+        for block in reversed(blocks):
+            block.refs -= 1
+            if not block.refs:
+                order[block] = 1
+                self.free += 1

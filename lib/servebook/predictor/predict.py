@@ -25,7 +25,7 @@ from .calibration import Z80, Calibration, calibrate
 from .priors import HOST_NOISE
 from .scenario import Outcome, Scenario, average, capacity_per_s, typical, whole_rounds
 from .server_limits import Server, Times, server
-from .simulation import Result
+from .simulation import Result, over_time
 
 __all__ = ["Forecaster", "predict_published", "predict_run"]
 
@@ -33,6 +33,9 @@ SEEDS = (1, 2, 3, 4, 5, 6)
 SAMPLES = 18
 OVERLOAD = 1.01  # of the capacity, which one simulation knows to about a percent
 ENOUGH_REQUESTS = 30_000  # in thousands of them one course's chances cancel out
+DRAWN_REQUESTS = 100_000  # of a finite run, over all its courses with drawn constants
+LOGGED_REQUESTS = 20_000  # of a finite run, up to which the steps behind a time are kept
+VARIED_REQUESTS = 400  # of a closed loop whose requests differ
 OPEN_REQUESTS = 600  # of an open loop, whose figures depend on how its arrivals happen to bunch
 # relative sd of what the form gets wrong: at C = 1 on a calibrated shape, and elsewhere; of TPOT and the rates the size
 # of the residuals of the two public tables and of 73 H200 points (mean absolute 2.4 and 2.0 %)
@@ -74,7 +77,10 @@ class Forecaster:
         hit_share, cached_prompts: what of its prompts the prefix cache holds (see Scenario)."""
         key = ("sweep", "engine", "point", "kind", "concurrency", "rate_per_s", "prompt_tokens", "output_tokens")
         out: dict[str, Any] = {k: getattr(spec, k) for k in key}
-        refusal = self.server.refuses(spec.prompt_tokens, spec.output_tokens)
+        if spec.workload is not None or spec.requests is not None:
+            out |= {"workload": spec.workload_name or None, "requests": spec.requests}
+        longest = spec.workload.longest_tokens() if spec.workload else (spec.prompt_tokens, spec.output_tokens)
+        refusal = self.server.refuses(*longest)
         if refusal:
             return out | {"metrics": {}, "wall_s": 0.0, "breakdown": {}, "fits": False, "note": refusal}
         if overload := self.overload(spec):
@@ -82,19 +88,24 @@ class Forecaster:
             return out | {"metrics": {}, "wall_s": wall_s, "breakdown": {}, "fits": False, "note": overload}
         scenario = Scenario(self.server, spec, self.load, hit_share, self.running_gauge, cached_prompts)
         count, first, expected = self._requests(scenario)
-        drawn = [scenario.outcome(t, 100 + i, count) for i, t in enumerate(self._drawn)]
-        seeds = SEEDS[: max(1, ENOUGH_REQUESTS // (count or 1))]
+        each = spec.requests or count or 1
+        draws = self._drawn[: max(2, DRAWN_REQUESTS // each)]
+        drawn = [scenario.outcome(t, 100 + i, count) for i, t in enumerate(draws)]
+        # without pauses of clients to draw, one course of the arrivals is like the other
+        seeds = SEEDS[: max(1, ENOUGH_REQUESTS // each) if spec.closed else 1]
         likely = [scenario.outcome(self.best, seed, count) for seed in seeds]
-        met = spec.concurrency != 1 and not self.server.naive  # requests that meet in a step, now so, now otherwise
+        met = spec.clients != 1 and not self.server.naive  # requests that meet in a step, now so, now otherwise
         central = typical([*likely, *drawn]) if met else average(likely)
-        if spec.rate_per_s is not None:
+        if spec.rate_per_s is not None and spec.requests is None:
             # a simulated window happens to hold more or fewer arrivals than the rate asks for
             tokens = central.output_tok_per_s * spec.rate_per_s / central.request_rate_per_s
             central = replace(central, request_rate_per_s=spec.rate_per_s, output_tok_per_s=tokens)
         parts = explain.breakdown(scenario, self.best, central, first)
         return out | {
             "metrics": {m: self._interval(m, getattr(central, m), drawn, spec) for m in Outcome.METRICS},
+            "percentiles": self._percentiles(central, drawn, spec),
             "ttft_p99_s": central.ttft_p99_s,
+            **_content(spec, central, first),
             "running_mean": central.running_mean,
             "wall_s": central.window_s,
             "breakdown": parts,
@@ -106,15 +117,20 @@ class Forecaster:
     def _requests(self, scenario: Scenario) -> tuple[int | None, Result, int]:
         """(requests to simulate, None: as many as the point says; the first seed's result; requests that the client
         will measure)"""
-        spec, c = scenario.spec, scenario.spec.concurrency or 1
-        count = whole_rounds(max(120, 3 * c), spec.concurrency)
-        if spec.rate_per_s is not None:
+        spec, c = scenario.spec, scenario.spec.clients or 1
+        if spec.requests is not None:
+            first = scenario.simulate(self.best, SEEDS[0], log=spec.requests <= LOGGED_REQUESTS)
+            return None, first, spec.requests
+        count = whole_rounds(max(120, 3 * c), spec.clients)
+        if spec.workload is not None and spec.closed:
+            count = whole_rounds(max(count, VARIED_REQUESTS), c)  # enough to meet short and long ones
+        if not spec.closed:
             count = max(self.load.max_requests, OPEN_REQUESTS)
         first = scenario.simulate(self.best, SEEDS[0], None if spec.fixed_requests else count, log=True)
         expected = int(scenario.summarize(first, self.best).requests)
         if spec.fixed_requests:
             return None, first, expected
-        if spec.concurrency and (scenario.cached_prompts or expected < count):
+        if spec.closed and (scenario.cached_prompts or expected < count):
             # as many rounds as the client has time for: the first differ from those that follow, and which requests
             # find their prompts in the cache depends on how many there are
             count = max(expected // c, 1) * c
@@ -124,8 +140,13 @@ class Forecaster:
     def _notes(self, scenario: Scenario, central: Outcome, first: Result, expected: int) -> list[str]:
         """What a reader of the point should know."""
         notes, spec, limit = [*self.server.notes], scenario.spec, self.load.max_seconds
-        c = spec.concurrency
-        if c and not spec.fixed_requests and expected < c:
+        c = spec.clients
+        if spec.requests is not None:
+            sent = f"all {spec.requests} requests from the first to the last, with the ramp and the tail"
+            notes.append(f"a finite run: {sent}")
+            if excess := self._excess(spec):
+                notes.append(f"more than it serves while requests arrive ({excess}): figures depend on their number")
+        elif c and not spec.fixed_requests and expected < c:
             # clients move in waves: the next round ends as a whole, or not at all
             needed = first.window[0] + c / central.request_rate_per_s
             takes = f"max_seconds ({limit:g} s), only in {needed:.0f} s"
@@ -141,8 +162,21 @@ class Forecaster:
             notes.append(f"{found:.0%} of its prompts are expected in the prefix cache")
         return notes
 
+    def _percentiles(self, central: Outcome, drawn: Sequence[Outcome], spec: PointSpec) -> dict[str, Any]:
+        """Each latency's percentiles over requests, with their intervals."""
+        return {
+            latency: {
+                p: self._span(latency, value, [o.spread[latency][p] for o in drawn if latency in o.spread], spec)
+                for p, value in found.items()
+            }
+            for latency, found in central.spread.items()
+        }
+
     def _interval(self, metric: str, value: float, drawn: Sequence[Outcome], spec: PointSpec) -> dict[str, float]:
-        values = [v for o in drawn if (v := getattr(o, metric)) > 0 and math.isfinite(v)]
+        return self._span(metric, value, [getattr(o, metric) for o in drawn], spec)
+
+    def _span(self, metric: str, value: float, drawn: Sequence[float], spec: PointSpec) -> dict[str, float]:
+        values = [v for v in drawn if v > 0 and math.isfinite(v)]
         if not values or not value > 0:
             return {"value": value, "low": value, "high": value}
         logs = [math.log(v) for v in values]
@@ -152,25 +186,31 @@ class Forecaster:
         return {"value": value, "low": value * math.exp(-half), "high": value * math.exp(half)}
 
     def _discrepancy(self, metric: str, spec: PointSpec) -> float:
-        alone = (spec.concurrency == 1 or self.server.naive) and spec.prompt_tokens in self.learned_prompts
+        alone = (spec.clients == 1 or self.server.naive) and spec.prompt_tokens in self.learned_prompts
         at = 0 if alone else 1
         share = DISCREPANCY.get("tpot_s" if metric == "decode_tok_per_s" else metric, RATE_DISCREPANCY)[at]
         return share * (CPU_DISCREPANCY if self.server.gpu.is_cpu else 1.0)
 
     def overload(self, spec: PointSpec) -> str | None:
-        """Why an open loop has no steady state to predict; None where it has one."""
+        """Why an endless open loop has no steady state to predict; None where it has one, or has an end."""
+        excess = self._excess(spec) if spec.requests is None else None
+        return f"overloaded: {excess}; a finite run (requests: N) has figures" if excess else None
+
+    def _excess(self, spec: PointSpec) -> str | None:
+        """By how much more arrives than is served, None where no more does."""
         if spec.rate_per_s is None:
             return None
-        most = self.capacity(spec.prompt_tokens, spec.output_tokens)
+        most = self.capacity(spec.prompt_tokens, spec.output_tokens, spec)
         if most is None or spec.rate_per_s <= OVERLOAD * most:
             return None
-        return f"overloaded: {spec.rate_per_s:g} requests/s are more than the {most:.3g} it serves"
+        return f"{spec.rate_per_s:g} requests/s are more than the {most:.3g} it serves"
 
-    def capacity(self, prompt_tokens: int, output_tokens: int) -> float | None:
-        """Requests/s at saturation; None where the server cannot serve such a request."""
+    def capacity(self, prompt_tokens: int, output_tokens: int, like: PointSpec | None = None) -> float | None:
+        """Requests/s at saturation; None where the server cannot serve such a request. like: a point with such a
+        workload."""
         if self.server.refuses(prompt_tokens, output_tokens):
             return None
-        return capacity_per_s(self.server, self.best, prompt_tokens, output_tokens)
+        return capacity_per_s(self.server, self.best, prompt_tokens, output_tokens, like=like)
 
 
 def forecaster(
@@ -234,7 +274,9 @@ def predict_run(
         for sweep, s in params.sweeps.items():
             capacity = None
             if isinstance(s, ArrivalRateSweep) and (s.engines is None or name in s.engines):
-                capacity = (capacity_per_s or {}).get(f"{sweep}/{name}") or f.capacity(s.prompt_tokens, s.output_tokens)
+                capacity = (capacity_per_s or {}).get(f"{sweep}/{name}") or f.capacity(
+                    *s.tokens, s.example(sweep, name)
+                )
                 if capacity is not None:
                     capacity = round(capacity, 4)
                     out["capacity_per_s"][f"{sweep}/{name}"] = capacity
@@ -302,6 +344,16 @@ def _still_cached(s: Server, spec: PointSpec, sent: Mapping[str, int]) -> int:
     return min(sent.get(spec.prompt_set, 0), s.kv_tokens // (spec.prompt_tokens + spec.output_tokens))
 
 
+def _content(spec: PointSpec, central: Outcome, first: Result) -> dict[str, Any]:
+    """What of a point only workloads and finite runs have: hits in the prefix cache, and the course over time."""
+    out: dict[str, Any] = {}
+    if spec.workload is not None and spec.workload.repeats:
+        out["hit_share"] = central.hit_share
+    if spec.requests is not None:
+        out["series"] = over_time(first)
+    return out
+
+
 def _limits(s: Server) -> dict[str, Any]:
     return {
         "kind": s.kind, "max_num_batched_tokens": s.config.max_num_batched_tokens,
@@ -317,6 +369,7 @@ def _inputs(params: RunParams, shape: ModelShape, gpu: Gpu, facts: Any, calibrat
     )  # fmt: skip
     return {
         "params": params.model_dump(mode="json"),
+        **({"workloads": {n: w.identity() for n, w in params.workloads.items()}} if params.workloads else {}),
         "shape": asdict(shape),
         "gpu": asdict(gpu),
         "facts": {k: dict(v) if isinstance(v, Mapping) else v for k, v in (facts or {}).items()},

@@ -6,17 +6,25 @@ import copy
 import math
 import random
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+import numpy as np
+
+from ..config import request_plan
 from ..config.params import Load
 from ..config.points import NARROW_E2E, NARROW_TTFT, PointSpec
 from . import simulation
 from .priors import HOST_NOISE
 from .server_limits import Server, Times
-from .simulated_clients import Prompt, Traffic, arrivals, seconds_of
+from .simulated_clients import Prompt, Traffic
 from .simulation import Result
 from .steptime import NaiveTimes
+
+LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
+PERCENTILES = {"p50": 50, "p90": 90, "p99": 99}
+Spread = dict[str, dict[str, float]]  # latency → percentile → seconds
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,19 @@ class Outcome:
     measured: int  # that were simulated
     preemptions: int
 
+    hit_share: float = 0.0  # of the measured requests' prompt tokens, found in the prefix cache
+    spread: Spread = field(default_factory=dict)  # by metric and statistic
+
     METRICS = ("ttft_s", "tpot_s", "e2e_s", "output_tok_per_s", "decode_tok_per_s", "request_rate_per_s")
+
+
+def spread_of(values: Mapping[str, np.ndarray]) -> Spread:
+    """The percentiles of each latency."""
+    return {
+        latency: dict(zip(PERCENTILES, map(float, np.percentile(v, list(PERCENTILES.values()))), strict=True))
+        for latency, v in values.items()
+        if len(v)
+    }
 
 
 @dataclass(frozen=True)
@@ -50,29 +70,46 @@ class Scenario:
     running_gauge: bool = False  # decode rate by vLLM's running gauge, as in the posts; else in flight − waiting gauge
     cached_prompts: int = 0  # instead of hit_share: the first so many prompts are there, and none after them
     overlap: int = 0  # of one group of several, whose load is its share already: chunks in the pipeline at once
+    every: int = 1  # of one group of several in a finite run: it gets every so many-th request
+    offset: int = 0  # from this one on
 
-    @property
+    @cached_property
     def groups(self) -> list[tuple[Scenario, int]]:
         """The groups of requests that step by themselves, largest first: (a group's share of the load, how many such).
-        Routed evenly, as vLLM balances equal requests."""
+        Routed evenly, as vLLM balances equal requests; of a finite run every n-th request."""
         layout, spec, load = self.server.layout, self.spec, self.load
         n = layout.groups
         if n == 1 or self.overlap:
             return [(self, 1)]
         names = ("min_requests", "max_requests", "warmup_requests")
         share = load.model_copy(update={k: -(-getattr(load, k) // n) for k in names})
-        if spec.rate_per_s is not None:
-            rate = replace(spec, rate_per_s=spec.rate_per_s / n)
+        if not spec.closed:
+            if spec.requests is not None:
+                each = [(replace(self, overlap=1, every=n, offset=i), 1) for i in range(min(n, spec.requests))]
+                return each
+            cap = None if spec.concurrency is None else -(-spec.concurrency // n)
+            rate = replace(spec, rate_per_s=(spec.rate_per_s or 0.0) / n, concurrency=cap)
             return [(replace(self, spec=rate, load=share, overlap=1), n)]
         c = spec.concurrency or 1
         overlap = max(1, layout.pipeline // c)  # where fewer clients than stages leave some of them empty
         sizes = [(c // n + 1, c % n), (c // n, n - c % n)]
         return [
-            (replace(self, spec=replace(spec, concurrency=size), load=share, overlap=overlap), k)
+            (replace(self, spec=self._clients_share(size, c), load=share, overlap=overlap), k)
             for size, k in sizes if size and k
         ]  # fmt: skip
 
+    def _clients_share(self, size: int, clients: int) -> PointSpec:
+        asked = self.spec.requests
+        return replace(self.spec, concurrency=size, requests=asked and max(1, round(asked * size / clients)))
+
+    @cached_property
+    def _plan(self) -> request_plan.RequestPlan | None:
+        return request_plan.of_point(self.spec, self.load)
+
     def prompts(self, seed: int) -> Sequence[Prompt]:
+        """The requests in turn. Without a workload, hit_share or cached_prompts say what the cache holds."""
+        if self._plan is not None:
+            return self._plan if self.every == 1 else request_plan.Part(self._plan, self.every, self.offset)
         p, o = self.spec.prompt_tokens, self.spec.output_tokens
         if not self.server.config.prefix_caching or not (self.hit_share or self.cached_prompts):
             return [Prompt(p, o)]
@@ -84,13 +121,17 @@ class Scenario:
     def clients(self, seed: int, requests: int | None = None) -> Traffic:
         """The load as the client sends it; `requests`: how many to measure, else as many as the point may at most."""
         spec, load = self.spec, self.load
-        c = spec.concurrency or 1
-        _, most = load.least_and_most(spec.concurrency)
-        if spec.rate_per_s is not None:
+        _, most = load.least_and_most(spec.clients)
+        if spec.requests is not None:
+            return self._finite(seed)
+        if not spec.closed:
             count, warmup = requests or most, load.warmup_requests
             enough = warmup + 2 * count + 200  # arrivals go on until the last measured request has ended
-            times = arrivals(spec.arrivals, spec.rate_per_s, enough, seed, spec.gamma_shape)
-            return Traffic(self.prompts(seed), arrivals_s=times, warmup=warmup, requests=count, seed=seed)
+            times = request_plan.due_times(spec, load, enough)
+            return Traffic(
+                self.prompts(seed), spec.concurrency, arrivals_s=times, warmup=warmup, requests=count, seed=seed
+            )
+        c = spec.concurrency or 1
         if spec.fixed_requests is not None:
             warmup, count = max(c, min(3, load.warmup_requests)), spec.fixed_requests
         else:
@@ -99,6 +140,17 @@ class Scenario:
             self.prompts(seed), concurrency=c, jitter_s=load.jitter_s, warmup=warmup, requests=requests or count,
             seed=seed,
         )  # fmt: skip
+
+    def _finite(self, seed: int) -> Traffic:
+        spec, count = self.spec, self.spec.requests or 1
+        if spec.closed:
+            clients = min(spec.concurrency or 1, count)
+            return Traffic(
+                self.prompts(seed), clients, jitter_s=self.load.jitter_s, requests=count, seed=seed, finite=True
+            )
+        times = request_plan.due_times(spec, self.load, count)[self.offset :: self.every]
+        cap = None if spec.concurrency is None else -(-spec.concurrency // self.every)
+        return Traffic(self.prompts(seed), cap, arrivals_s=times, requests=len(times), seed=seed, finite=True)
 
     def simulate(self, times: Times, seed: int = 1, requests: int | None = None, *, log: bool = False) -> Result:
         """The clients against the server, of several groups the largest. requests: to measure, of the whole load."""
@@ -115,7 +167,7 @@ class Scenario:
 
     def _equal(self, group: Scenario) -> float:
         """How many groups of this size would hold the whole load."""
-        whole = self.spec.concurrency
+        whole = self.spec.clients
         return whole / (group.spec.concurrency or 1) if whole else self.server.layout.groups
 
     def outcome(self, times: Times, seed: int = 1, requests: int | None = None) -> Outcome:
@@ -132,40 +184,42 @@ class Scenario:
 
     def _one(self, result: Result, times: Times | None) -> Outcome:
         ttft, tpot = result.mean("ttft_s"), result.mean("tpot_s")
-        rate = len(result.requests) / result.seconds if result.seconds > 0 else math.nan
+        rate = len(result.measured) / result.seconds if result.seconds > 0 else math.nan
         tokens = result.output_tokens / result.seconds if result.seconds > 0 else math.nan
         tpot = 0.0 if math.isnan(tpot) else tpot
         in_flight = rate * result.mean("e2e_s")
         running = result.running_mean if self.running_gauge else in_flight - result.waiting_mean
         running = 1.0 if self.server.naive else running
-        firsts = sorted(r.first_s - r.sent_s for r in result.requests)
+        spread = spread_of({latency: result.measured.values(latency) for latency in LATENCIES})
         return Outcome(
             ttft, tpot, result.mean("e2e_s"), rate, tokens, running / tpot if tpot else 0.0,
-            running, firsts[min(len(firsts) - 1, int(0.99 * len(firsts)))] if firsts else math.nan,
-            *self._window(result, times), len(result.requests), result.preemptions,
+            running, spread["ttft_s"]["p99"] if spread else math.nan,
+            *self._window(result, times), len(result.measured), result.preemptions, result.hit_share, spread,
         )  # fmt: skip
 
     def _window(self, result: Result, times: Times | None) -> tuple[float, float]:
         """(seconds until the client stops, requests measured until then): enough requests and seconds and narrow
         intervals of mean TTFT and latency, or the most of either. Intervals as wide as those of the simulated requests,
         and the host's noise where launches decide."""
-        spec, load, n = self.spec, self.load, len(result.requests)
+        spec, load, n = self.spec, self.load, len(result.measured)
+        if spec.requests is not None:
+            return result.wall_s, n
         if spec.fixed_requests is not None or not n or result.seconds <= 0:
             return min(result.wall_s, load.max_seconds), n
-        c = spec.concurrency or 1
+        c = spec.clients or 1
         first, token = (False, False)
         if times is not None:
             first, token = times.launch_bound(spec.prompt_tokens, self.server.config.max_num_batched_tokens)
         needed = 0.0
         for of, narrow, bound in (("ttft_s", NARROW_TTFT, first), ("e2e_s", NARROW_E2E, token)):
-            values = [seconds_of(r, of) or 0.0 for r in result.requests]
-            mean = sum(values) / n
-            variance = sum((v - mean) ** 2 for v in values) / max(n - 1, 1) + (HOST_NOISE * bound * mean) ** 2
+            values = result.measured.values(of)
+            mean = float(values.mean())
+            variance = float(values.var()) * n / max(n - 1, 1) + (HOST_NOISE * bound * mean) ** 2
             needed = max(needed, variance * (1.96 / (narrow * mean)) ** 2)
         rate = n / result.seconds
-        least, most = load.least_and_most(spec.concurrency)
+        least, most = load.least_and_most(spec.clients)
         enough = min(max(needed, least, load.min_seconds * rate), most)
-        drain = result.mean("e2e_s") if spec.rate_per_s is not None else 0.0
+        drain = 0.0 if spec.closed else result.mean("e2e_s")
         count = min(whole_rounds(math.ceil(enough), c), max(rate * (load.max_seconds - drain - result.window[0]), 0.0))
         return min(result.window[0] + count / rate + drain, load.max_seconds), count
 
@@ -180,12 +234,20 @@ def _together(parts: Sequence[tuple[Outcome, float]]) -> Outcome:
         for f in ("request_rate_per_s", "output_tok_per_s", "decode_tok_per_s", "running_mean", "requests")
     }
     rate = summed["request_rate_per_s"]
-    mean = {
-        f: sum(getattr(o, f) * o.request_rate_per_s * k for o, k in parts) / rate
-        for f in ("ttft_s", "tpot_s", "e2e_s", "ttft_p99_s")
+
+    weights = [o.request_rate_per_s * k / rate for o, k in parts]
+
+    def weighted(values: Iterable[float]) -> float:
+        return sum(w * v for w, v in zip(weights, values, strict=True))
+
+    means = ("ttft_s", "tpot_s", "e2e_s", "ttft_p99_s", "hit_share")
+    mean = {f: weighted(getattr(o, f) for o, _ in parts) for f in means}
+    spread = {
+        latency: {p: weighted(o.spread.get(latency, {}).get(p, 0.0) for o, _ in parts) for p in PERCENTILES}
+        for latency in first.spread
     }
     counts = {f: round(sum(getattr(o, f) * k for o, k in parts)) for f in ("measured", "preemptions")}
-    return replace(first, **summed, **mean, **counts)
+    return replace(first, **summed, **mean, **counts, spread=spread)  # type: ignore[arg-type]
 
 
 def whole_rounds(least: int, concurrency: int | None) -> int:
@@ -206,17 +268,33 @@ def typical(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def _merged(outcomes: Sequence[Outcome], middle: Callable[[list[float]], float]) -> Outcome:
-    found = {f: middle([float(getattr(o, f)) for o in outcomes]) for f in Outcome.__dataclass_fields__}
-    return replace(outcomes[0], **found | {f: round(found[f]) for f in ("measured", "preemptions")})  # type: ignore[arg-type]
+    names = [f for f in Outcome.__dataclass_fields__ if f != "spread"]
+    found = {f: middle([float(getattr(o, f)) for o in outcomes]) for f in names}
+    spread = {
+        latency: {p: middle([o.spread[latency][p] for o in outcomes if latency in o.spread]) for p in percentiles}
+        for latency, percentiles in outcomes[0].spread.items()
+    }
+    rounded = {f: round(found[f]) for f in ("measured", "preemptions")}
+    return replace(outcomes[0], **found | rounded, spread=spread)  # type: ignore[arg-type]
 
 
 def capacity_per_s(
-    server: Server, times: Times, prompt_tokens: int, output_tokens: int, *, seed: int = 1, most: int = 256
+    server: Server,
+    times: Times,
+    prompt_tokens: int,
+    output_tokens: int,
+    *,
+    seed: int = 1,
+    most: int = 256,
+    like: PointSpec | None = None,
 ) -> float:
-    """The request rate at saturation: a closed loop with as many clients as have a seat and KV (`most` a group)."""
+    """The request rate at saturation: a closed loop with as many clients as have a seat and KV (`most` a group). like:
+    a point with such a workload."""
     load = Load(jitter_s=0.0, warmup_requests=0)
     config, groups = server.config, server.layout.groups
     held = max(1, config.kv_blocks * config.block_size // (prompt_tokens + output_tokens))
     c = 1 if server.naive else max(1, min(config.max_num_seqs, held, most)) * groups
     spec = PointSpec("", server.name, "", "concurrency", prompt_tokens, output_tokens, concurrency=c)
+    if like is not None:
+        spec = replace(spec, workload=like.workload, workload_name=like.workload_name)
     return Scenario(server, spec, load).outcome(times, seed, requests=max(100, 3 * c)).request_rate_per_s

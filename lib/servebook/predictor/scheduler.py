@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from .kv_blocks import BlockPool
+from .kv_blocks import Block, BlockPool, PrefixTree, Segments, Slot
 
 WAITING, PREFILL, DECODE, DRAINING, FINISHED = range(5)  # DRAINING: last token scheduled, its step not processed yet
 
@@ -41,16 +42,26 @@ class SchedulerConfig:
 
 
 class Request:
-    """One request: prompt_tokens, output_tokens, hit_tokens (prompt tokens found in the prefix cache)."""
+    """One request: prompt_tokens, output_tokens, hit_tokens (prompt tokens that the prefix cache is said to hold).
+
+    Where contents are known, what the cache holds follows from them: `shared`, leading parts of the prompt that others
+    may have too, and `conversation`, whose requests each begin with all of the one before.
+    """
 
     __slots__ = (
-        "base", "client", "computed", "delivered", "drained", "end_s", "finish", "first_s", "hit_tokens",
-        "id", "joined", "output_tokens", "preemptions", "prompt_tokens", "ready_s", "scheduled_s", "sent_s",
-        "seq", "stale", "state", "target",
+        "base", "blocks", "cached_tokens", "client", "computed", "conversation", "delivered", "drained", "due_s",
+        "end_s", "finish", "first_s", "hit_tokens", "id", "joined", "last_turn", "output_tokens", "preemptions",
+        "prompt_tokens", "ready_s", "scheduled_s", "sent_s", "seq", "shared", "slots", "stale", "state", "target",
     )  # fmt: skip
 
     def __init__(self, id: int, prompt_tokens: int, output_tokens: int, hit_tokens: int = 0, client: int = 0) -> None:
         self.id, self.client = id, client
+        self.shared: Segments = ()
+        self.slots: Sequence[Slot] = ()
+        self.conversation: Hashable = None
+        self.last_turn = True
+        self.blocks: list[Block] = []  # shared ones that it holds
+        self.cached_tokens = 0  # prompt tokens found in the prefix cache when it was first admitted
         self.prompt_tokens, self.output_tokens, self.hit_tokens = prompt_tokens, output_tokens, hit_tokens
         self.state = WAITING
         self.computed = 0  # tokens with KV, scheduled ones included (while decoding: base + clock)
@@ -60,7 +71,12 @@ class Request:
         self.joined = self.drained = -1  # index of the step that finished its prefill; of its last step
         self.stale = 0  # steps in flight from before its preemption
         self.preemptions = 0
-        self.sent_s = self.ready_s = self.scheduled_s = self.first_s = self.end_s = -1.0
+        self.due_s = self.sent_s = self.ready_s = self.scheduled_s = self.first_s = self.end_s = -1.0
+
+    @property
+    def owner(self) -> Hashable:
+        """Who finds its unshared blocks again: after a preemption itself, later the next turn of its conversation."""
+        return self if self.conversation is None else self.conversation
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +104,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, trace: bool = False) -> None:
         self.config, self.trace = config, trace
         self.pool = BlockPool(config.kv_blocks, config.prefix_caching)
+        self.contents = PrefixTree(config.block_size)
         self.waiting: deque[Request] = deque()
         self.running: dict[Request, None] = {}  # in admission order
         self.prefilling: dict[Request, None] = {}
@@ -150,6 +167,9 @@ class Scheduler:
 
     # -- public ------------------------------------------------------------------------------------------------------
     def add(self, r: Request) -> None:
+        """Queue a request; blocks of what it shares with others (r.shared) are known by their content."""
+        if r.shared and self.config.prefix_caching:
+            r.slots = self.contents.slots(r.shared)
         self.waiting.append(r)
 
     @property
@@ -195,14 +215,16 @@ class Scheduler:
         for r, sampled in step.stale or ():
             r.stale -= 1
             r.delivered += sampled
+        if len(step.finishing) > 1:
+            step.finishing.sort(key=lambda r: r.seq)
         for r in step.finishing:
             if r.state == WAITING:  # preempted while its last token was in flight
                 self.waiting.remove(r)
-                if r in self.pool._owned:
-                    self.pool._owned.pop(r)[0] = None
+                if r.last_turn:
+                    self.pool.forget(r.owner)
             else:
                 del self.running[r]
-                self._free(r, r.computed // self.config.block_size)
+                self._free(r, r.computed // self.config.block_size, None if r.last_turn else r.owner)
             r.state = FINISHED
         return step.finishing
 
@@ -217,7 +239,7 @@ class Scheduler:
             return 0
         if self.waiting:
             head = self.waiting[0]
-            fits = head.stale or self._blocks(head.target) <= self.pool.free
+            fits = head.stale or self._reserve(head, 0, *self._found(head)) <= self.pool.free
             if fits and len(self.running) < self.config.max_num_seqs:
                 return 0
         enough = (self.pool.free - self.decodes) * self.config.block_size // self.decodes
@@ -266,6 +288,9 @@ class Scheduler:
             self.pool.take(blocks)
         step.chunks.append((r, new, r.computed, r.computed + new >= r.target))
         r.computed += new
+        if len(r.blocks) < len(r.slots):
+            for slot in r.slots[len(r.blocks) : r.computed // self.config.block_size]:
+                r.blocks.append(self.pool.share(slot))
         if step.tokens is not None:
             step.tokens[r.id] = new
 
@@ -337,22 +362,43 @@ class Scheduler:
         if r.state == DECODE:
             self._leave(r)
             r.delivered = r.output_tokens - (r.finish - self.clock)
+        late = 0  # tokens that came after its last step was scheduled are hashed with its next one
         for step in self.inflight:
             there, sampled = self._in_step(r, step)
             if there:
+                late = int(r.state != PREFILL and step.index > r.joined)
                 step.stale = [*(step.stale or ()), (r, sampled)]
                 r.stale += 1
                 r.delivered -= sampled
         known = r.prompt_tokens + r.delivered
-        self._free(r, min(r.computed, known) // self.config.block_size, owner=r)
+        self._free(r, min(r.computed, known - late) // self.config.block_size, r.owner)
         r.state, r.computed = WAITING, 0
         r.target = r.prompt_tokens + r.delivered
         r.preemptions += 1
         self.preemptions += 1
         self.waiting.appendleft(r)
 
-    def _free(self, r: Request, hashed: int, owner: Request | None = None) -> None:
-        self.pool.release(self._blocks(r.computed), hashed if self.config.prefix_caching else 0, owner)
+    def _free(self, r: Request, hashed: int, owner: Hashable) -> None:
+        total, shared = self._blocks(r.computed), len(r.blocks)
+        if not self.config.prefix_caching:
+            hashed = 0
+        self.pool.release(r.blocks, hashed - shared if hashed else 0, total - hashed, owner)
+        r.blocks = []
+
+    def _found(self, r: Request) -> tuple[list[Block], int, int]:
+        """(shared blocks, blocks of its own, blocks that it is said to find) of the prompt in the prefix cache."""
+        usable = (r.target - 1) // self.config.block_size  # the last token is always computed
+        if not self.config.prefix_caching:
+            return [], 0, 0
+        shared, own = self.pool.found(r.slots, usable, r.owner)
+        return shared, own, min(r.hit_tokens // self.config.block_size, usable)
+
+    def _reserve(self, r: Request, new: int, shared: list[Block], own: int, said: int) -> int:
+        """Free blocks that admitting the request takes: for `new` tokens beyond those found, or the whole prompt."""
+        size = self.config.block_size
+        hits = len(shared) + own
+        needed = self._blocks(r.target if self.config.reserve_full_prompt else max(hits, said) * size + new)
+        return needed - sum(b.refs > 0 for b in shared)
 
     def _admit(self, step: Step, left: int, threshold: int) -> None:
         size, skipped = self.config.block_size, []
@@ -362,20 +408,19 @@ class Scheduler:
                 skipped.append(self.waiting.popleft())
                 continue
             r.target = r.prompt_tokens + r.delivered
-            usable = (r.target - 1) // size  # the last token is always computed
-            own = min(self.pool.cached(r), usable) if r.preemptions else 0
-            hits = max(own, min(r.hit_tokens // size, usable)) if self.config.prefix_caching else 0
+            shared, own, said = self._found(r)
+            hits = max(len(shared) + own, said)
             new = min(r.target - hits * size, threshold, left)
-            reserve = self._blocks(r.target if self.config.reserve_full_prompt else hits * size + new)
-            if reserve > self.pool.free:
+            if self._reserve(r, new, shared, own, said) > self.pool.free:
                 break
-            if own:
-                self.pool.reclaim(r, own)
-            self.pool.take(hits - own)
+            self.pool.hold(shared, own, r.owner)
+            self.pool.take(hits - len(shared) - own)
             self.waiting.popleft()
             self.running[r] = None
             self._seq += 1
-            r.state, r.seq, r.computed = PREFILL, self._seq, hits * size
+            r.state, r.seq, r.computed, r.blocks = PREFILL, self._seq, hits * size, shared
+            if not r.preemptions:
+                r.cached_tokens = r.computed
             self.prefilling[r] = None
             self._chunk(r, new, step)
             left -= new

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import heapq
 import math
+from array import array
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from .power import Power
 from .scheduler import Request, Scheduler, SchedulerConfig, Step
-from .simulated_clients import Clients, Traffic, seconds_of
+from .simulated_clients import Clients, Measured, Traffic
 
 
 class StepTimes(Protocol):
@@ -67,7 +71,7 @@ class Result:
     """Measured requests in the order they ended, and the window's figures. running_mean and waiting_mean are what
     vLLM's gauges show: set when a step has been processed, so a request is not in them before a step has ended."""
 
-    requests: list[Request]
+    measured: Measured
     window: tuple[float, float]
     wall_s: float
     running_mean: float
@@ -76,6 +80,12 @@ class Result:
     preemptions: int = 0
     complete: bool = True  # every request that was asked for was measured
     log: list[LogEntry] = field(default_factory=list)
+    gauge: Gauge = field(default_factory=lambda: Gauge())
+
+    @property
+    def requests(self) -> list[Request]:
+        """The measured requests (of a great many, the first ones)."""
+        return self.measured.kept
 
     @property
     def seconds(self) -> float:
@@ -83,8 +93,14 @@ class Result:
 
     def mean(self, of: str) -> float:
         """Mean over requests of ttft_s, tpot_s, e2e_s, queue_s (ready → first scheduled) or frontend_s."""
-        values = [v for r in self.requests if (v := seconds_of(r, of)) is not None]
-        return sum(values) / len(values) if values else math.nan
+        values = self.measured.values(of)
+        return float(values.mean()) if len(values) else math.nan
+
+    @property
+    def hit_share(self) -> float:
+        """Of the measured requests' prompt tokens, the share found in the prefix cache."""
+        asked = float(self.measured.column("prompt_tokens").sum())
+        return float(self.measured.column("cached_tokens").sum()) / asked if asked else 0.0
 
 
 class _ApiLoop:
@@ -115,24 +131,61 @@ class _ApiLoop:
         return 0.0
 
 
-def _result(clients: Clients, wall_s: float, gauge: list[tuple[float, int, int]], **more: Any) -> Result:
+class Gauge:
+    """How many requests ran and waited, as step functions of time."""
+
+    def __init__(self, running: int = 0) -> None:
+        self.since, self.running, self.waiting = array("d", [0.0]), array("l", [running]), array("l", [0])
+
+    def note(self, at: float, running: int, waiting: int) -> None:
+        """What holds from now on."""
+        if running != self.running[-1] or waiting != self.waiting[-1]:
+            self.since.append(at)
+            self.running.append(running)
+            self.waiting.append(waiting)
+
+    def means(self, start: float, end: float) -> tuple[float, float]:
+        """Means over [start, end]."""
+        if end <= start:
+            return 0.0, 0.0
+        edges = np.clip(np.append(np.array(self.since), end), start, end)
+        spans = np.diff(edges)
+        shares = (float((spans * np.array(v)).sum()) / (end - start) for v in (self.running, self.waiting))
+        return next(shares), next(shares)
+
+
+SLICES = 100  # of a finite run's course over time
+
+
+def over_time(result: Result) -> dict[str, list[float]]:
+    """A finite run in equal slices of its time: t_s (a slice's middle), requests that run and wait in the server,
+    arrivals and completions per second, output tokens per second."""
+    start, end = result.window
+    if not end > start or not len(result.measured):
+        return {}
+    edges = np.linspace(start, end, SLICES + 1)
+    width = (end - start) / SLICES
+    m = result.measured
+    running, waiting = zip(*(result.gauge.means(a, b) for a, b in pairwise(edges)), strict=True)
+    first, last, tokens = m.column("first_s"), m.column("end_s"), m.column("output_tokens")
+    # a request's tokens are spread evenly from its first to its last
+    done = [np.clip((edge - first) / np.maximum(last - first, 1e-9), 0, 1) @ tokens for edge in edges]
+    return {
+        "t_s": [round(float(t), 4) for t in (edges[:-1] + edges[1:]) / 2 - start],
+        "running": [round(v, 3) for v in running],
+        "waiting": [round(v, 3) for v in waiting],
+        "arrivals_per_s": [float(v) for v in np.histogram(m.column("due_s"), edges)[0] / width],
+        "completions_per_s": [float(v) for v in np.histogram(last, edges)[0] / width],
+        "output_tok_per_s": [round(float(v), 3) for v in np.diff(done) / width],
+    }
+
+
+def _result(clients: Clients, wall_s: float, gauge: Gauge, **more: Any) -> Result:
     start, end, tokens, complete = clients.window()
-    running, waiting = _time_means(gauge, start, end)
-    return Result(clients.measured, (start, end), wall_s, running, waiting, tokens, complete=complete, **more)
-
-
-def _time_means(gauge: list[tuple[float, int, int]], start: float, end: float) -> tuple[float, float]:
-    """Means over [start, end] of two step functions given as (since, value, value)."""
-    if end <= start:
-        return 0.0, 0.0
-    running = waiting = 0.0
-    last = (0.0, 0, 0)
-    for entry in [*gauge, (end, 0, 0)]:
-        span = max(0.0, min(entry[0], end) - max(last[0], start))
-        running += last[1] * span
-        waiting += last[2] * span
-        last = entry
-    return running / (end - start), waiting / (end - start)
+    running, waiting = gauge.means(start, end)
+    return Result(
+        clients.measured, (start, end), wall_s, running, waiting, tokens, complete=complete, gauge=gauge, **more
+    )
 
 
 def simulate(
@@ -140,9 +193,6 @@ def simulate(
 ) -> Result:
     """The clients against vLLM. skip=False takes every step singly (same result, slower). Raises ValueError for a
     request over the KV pool."""
-    for p in load.prompts:
-        if -(-(p.prompt_tokens + p.output_tokens - 1) // config.block_size) > config.kv_blocks:
-            raise ValueError("a request needs more KV blocks than there are")
     return _Engine(config, times, load, skip, log).run()
 
 
@@ -154,11 +204,12 @@ class _Engine:
         self.times, self.load, self.skip = times, load, skip
         self.clients, self.scheduler, self.depth = Clients(load), Scheduler(config), config.depth
         self.api, self.power = _ApiLoop(times.event_s), Power()
+        self.block_size, self.kv_blocks = config.block_size, config.kv_blocks
         self.queue: deque[tuple[Step, float]] = deque()  # launched steps and when each ends
         self.ready: list[tuple[float, int, Request]] = []  # requests past the front end
         self.waited: set[int] = set()  # those that the API server's loop has held up
         self.now = self.gpu_free = self.frontend_free = 0.0
-        self.gauge = [(0.0, 0, 0)]
+        self.gauge = Gauge()
         self.log: list[LogEntry] | None = [] if log else None
 
     def run(self) -> Result:
@@ -183,6 +234,9 @@ class _Engine:
         due, ready, now = self.clients.due, self.ready, self.now
         while due and (due[0][0] <= now or not ready):
             sent, _, r = heapq.heappop(due)
+            self.clients.taken(r)
+            if -(-(r.prompt_tokens + r.output_tokens - 1) // self.block_size) > self.kv_blocks:
+                raise ValueError("a request needs more KV blocks than there are")
             busy = self.times.frontend_busy(r.prompt_tokens)
             self.frontend_free = max(self.frontend_free, sent) + busy
             r.ready_s = self.frontend_free + self.times.frontend(r.prompt_tokens) - busy
@@ -194,6 +248,7 @@ class _Engine:
                 r.ready_s += wait
                 heapq.heappush(ready, (r.ready_s, r.id, r))
             else:
+                self.waited.discard(r.id)
                 self.scheduler.add(r)
 
     def _decode_on(self) -> bool:
@@ -260,9 +315,7 @@ class _Engine:
                 r.first_s = heard + self.times.first_event(r.prompt_tokens)
         for r in self.scheduler.update(step):
             self.clients.done(r, max(heard, r.first_s))
-        running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
-        if (running, waiting) != self.gauge[-1][1:]:
-            self.gauge.append((self.now, running, waiting))
+        self.gauge.note(self.now, len(self.scheduler.running), len(self.scheduler.waiting))
 
 
 def _sum(steps: int, first: float, grow: float) -> float:
@@ -300,10 +353,11 @@ class ServiceTimes(Protocol):
 
 def simulate_naive(times: ServiceTimes, load: Traffic) -> Result:
     """One request at a time, first come first served. Open loop with equal requests: an M/D/1 queue."""
-    clients, gauge, free = Clients(load), [(0.0, 1, 0)], 0.0
+    clients, gauge, free = Clients(load), Gauge(1), 0.0
     cost: dict[tuple[int, int], tuple[float, float, float]] = {}
     while not clients.over and clients.due:
         sent, _, r = heapq.heappop(clients.due)
+        clients.taken(r)
         key = (r.prompt_tokens, r.output_tokens)
         if key not in cost:
             front, prefill = times.frontend(r.prompt_tokens), times.prefill(r.prompt_tokens)

@@ -67,7 +67,7 @@ class Book(WorkingRun):
         """Refuse prompts that no engine of the run can take, before any work."""
         asked = {f"calibration[{i}]": (p.prompt_tokens, p.output_tokens) for i, p in enumerate(self.params.calibration)}
         for name, s in self.params.sweeps.items():
-            asked[f"sweeps.{name}"] = max(s.workloads(), key=sum)
+            asked[f"sweeps.{name}"] = s.longest()
         limits = {f"{self.shape.name}'s context": self.shape.max_context_tokens}
         limits |= {
             f"engines.{n}.max_model_len": m

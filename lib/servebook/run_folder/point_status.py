@@ -22,6 +22,7 @@ from ..common.errors import ServebookError
 from ..config import points
 from ..config.params import RunParams
 from ..config.points import PointSpec
+from ..config.workloads import Workload
 from ..hardware.catalog import Gpu
 from . import provenance, results
 
@@ -76,7 +77,11 @@ class Ledger:
         how: dict[str, Any] = {"mode": "json", "exclude_none": True}
         beside = {"port", "startup_timeout_s", "restart_after_failure"}
         return {
-            "spec": {f.name: v for f in fields(spec) if (v := getattr(spec, f.name)) != f.default},
+            "spec": {
+                f.name: v.identity() if isinstance(v, Workload) else v
+                for f in fields(spec)
+                if (v := getattr(spec, f.name)) != f.default
+            },
             "model": run.params.model.model_dump(**how),
             "engine": run.params.engines[spec.engine].model_dump(**how, exclude=beside),
             "load": run.params.load.model_dump(**how),

@@ -18,6 +18,9 @@ from ..common.errors import ServebookError
 SYNTAX = "512, 100:1000 (uniform), normal:512,128 or lognormal:512,256 (mean, sd), these with ,LOW,HIGH as bounds"
 
 
+UNBOUNDED = 1 << 20  # the upper bound of a law that was given none
+
+
 @dataclass(frozen=True)
 class Spread:
     """Lengths of a normal or log-normal law with this mean and standard deviation in tokens, drawn again until they
@@ -27,19 +30,26 @@ class Spread:
     mean: float
     sd: float
     low: int = 1
-    high: int = 1 << 20
+    high: int = UNBOUNDED
 
     def draw(self, rng: np.random.Generator) -> int:
         """One length in tokens."""
         for _ in range(1000):
-            if self.law == "normal":
-                value = rng.normal(self.mean, self.sd)
-            else:
-                variance = math.log1p((self.sd / self.mean) ** 2)
-                value = rng.lognormal(math.log(self.mean) - variance / 2, math.sqrt(variance))
+            value = self._value(rng.normal())
             if self.low <= round(value) <= self.high:
                 return round(value)
         return min(max(round(self.mean), self.low), self.high)  # bounds far outside the law
+
+    def _value(self, deviations: float) -> float:
+        """The length so many standard deviations from the middle of the law."""
+        if self.law == "normal":
+            return self.mean + self.sd * deviations
+        variance = math.log1p((self.sd / self.mean) ** 2)
+        return math.exp(min(700.0, math.log(self.mean) - variance / 2 + math.sqrt(variance) * deviations))
+
+    def quantile(self, deviations: float) -> int:
+        """As _value, as a length."""
+        return max(self.low, round(self._value(deviations)))
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,7 @@ def parse(text: str) -> Length:
     try:
         if law in ("normal", "lognormal"):
             mean, sd, *bounds = (float(part) for part in rest.split(","))
-            low, high = (int(bounds[0]), int(bounds[1])) if bounds else (1, 1 << 20)
+            low, high = (int(bounds[0]), int(bounds[1])) if bounds else (1, UNBOUNDED)
             if len(bounds) in (0, 2) and 0 < mean < math.inf and 0 <= sd < math.inf and 0 < low <= high:
                 return Spread("normal" if law == "normal" else "lognormal", mean, sd, low, high)
         else:
@@ -108,3 +118,28 @@ def read_csv(path: Path) -> tuple[Listed, Listed]:
     if not found["prompt_tokens"]:
         raise ServebookError("holds no lengths", str(path), "One request a line under prompt_tokens,output_tokens")
     return Listed(tuple(found["prompt_tokens"])), Listed(tuple(found["output_tokens"]))
+
+
+def mean(length: Length, draws: int = 4096) -> float:
+    """The mean length; of a law with bounds that of so many draws."""
+    if isinstance(length, Spread):
+        return float(np.mean([length_at(length, [0], i) for i in range(draws)]))
+    return float(length) if isinstance(length, int) else float(np.mean(_values(length)))
+
+
+def shortest(length: Length) -> int:
+    """The least tokens that a request may have."""
+    return length.low if isinstance(length, Spread) else min(_values(length))
+
+
+def longest(length: Length) -> int:
+    """The most tokens that a request may have; of a law without an upper bound what 1 of 10,000 exceeds."""
+    if isinstance(length, Spread):
+        return length.high if length.high < UNBOUNDED else length.quantile(3.72)
+    return max(_values(length))
+
+
+def _values(length: int | tuple[int, int] | Listed) -> tuple[int, ...]:
+    if isinstance(length, int):
+        return (length,)
+    return length.values if isinstance(length, Listed) else length

@@ -1,0 +1,198 @@
+"""The exact requests of a load, from its seed: the client sends them, the predictor simulates them.
+
+Request number i's lengths, what its prompt shares, its place in a conversation and its arrival are functions of (seed,
+workload, i) alone. Which token ids stand for its streams of tokens is the client's matter.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from . import arrivals, lengths
+from .arrivals import seed_of
+
+if TYPE_CHECKING:
+    from .params import Load
+    from .points import PointSpec
+    from .workloads import Workload
+
+ENDLESS = 1 << 40  # requests of a workload that has no end
+GROUP, UNIQUE = 2, 3  # kinds of shared streams: a group's prefix, one of a few prompts
+
+
+class Planned(NamedTuple):
+    """One request. prompt_tokens: with all that its conversation said before. shared: leading parts of its own prompt
+    that other requests have too, as (stream, tokens); what is left of its own prompt is new. hit_tokens: of a prompt
+    whose content is not modelled, the tokens that the prefix cache is said to hold."""
+
+    prompt_tokens: int
+    output_tokens: int
+    hit_tokens: int = 0
+    shared: tuple[tuple[int, int], ...] = ()
+    conversation: int | None = None
+    turn: int = 0
+    last_turn: bool = True
+    own_tokens: int = -1  # that its turn adds; -1: all of prompt_tokens
+
+    @property
+    def adds(self) -> int:
+        """Prompt tokens that are not what its conversation said before."""
+        return self.prompt_tokens if self.own_tokens < 0 else self.own_tokens
+
+
+class RequestPlan(Sequence[Planned]):
+    """A workload's requests by their number; those of a conversation have numbers in a row (of a trace any)."""
+
+    def __init__(self, workload: Workload, *labels: object) -> None:
+        self.workload, self._labels = workload, labels
+        self._prompt_seed, self._output_seed = seed_of(*labels, "prompt"), seed_of(*labels, "output")
+        self._known: dict[int, Planned] = {}
+
+    def __len__(self) -> int:
+        return len(self.workload.rows()) if self.workload.trace is not None else ENDLESS
+
+    def __getitem__(self, index: int) -> Planned:  # type: ignore[override]
+        found = self._known.get(index)
+        if found is None:
+            found = self._made(index) if self.workload.trace is None else self._row(index)
+            if len(self._known) < 50_000:
+                self._known[index] = found
+        return found
+
+    # --- lengths by a law -----------------------------------------------------------------------------------------
+
+    @cached_property
+    def _laws(self) -> tuple[lengths.Length, lengths.Length]:
+        return self.workload.prompts, self.workload.outputs
+
+    def _own(self, index: int) -> tuple[int, int]:
+        """(prompt, output) tokens that request number `index` adds to its conversation."""
+        prompts, outputs = self._laws
+        prompt = index % self.workload.unique_prompts if self.workload.unique_prompts else index
+        return (
+            lengths.length_at(prompts, self._prompt_seed, prompt),
+            lengths.length_at(outputs, self._output_seed, index),
+        )
+
+    def _made(self, index: int) -> Planned:
+        w = self.workload
+        prompt, output = self._own(index)
+        talk, turn = divmod(index, w.turns)
+        unique = index % w.unique_prompts if w.unique_prompts else talk
+        shared: list[tuple[int, int]] = []
+        if w.shared_prefix:
+            shared.append((unique % w.shared_prefix.groups * 4 + GROUP, w.shared_prefix.tokens))
+        if w.unique_prompts:
+            shared.append((unique * 4 + UNIQUE, prompt - sum(n for _, n in shared)))
+        if w.turns == 1:
+            return Planned(prompt, output, 0, tuple(shared))
+        before = sum(sum(self._own(talk * w.turns + t)) for t in range(turn))
+        return Planned(before + prompt, output, 0, tuple(shared), talk, turn, turn == w.turns - 1, prompt)
+
+    # --- a trace ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, Sequence[tuple[tuple[int, int], ...]]]:
+        rows = self.workload.rows()
+        return rows.prompt_tokens, rows.output_tokens, rows.before, rows.shared
+
+    @cached_property
+    def _followed(self) -> dict[int, int]:
+        """Of each request of a trace that another one follows in its conversation, that one."""
+        before = self._columns[2]
+        at = (before >= 0).nonzero()[0]
+        return dict(zip(before[at].tolist(), at.tolist(), strict=True))
+
+    @cached_property
+    def _first_turns(self) -> dict[int, tuple[int, int]]:
+        """(conversation, turn) of each request of a trace that belongs to one; a conversation's number is that of its
+        first request."""
+        before = self._columns[2]
+        found: dict[int, tuple[int, int]] = {}
+        for i in (before >= 0).nonzero()[0].tolist():
+            first, turn = found.setdefault(int(before[i]), (int(before[i]), 0))
+            found[i] = first, turn + 1
+        return found
+
+    def _row(self, index: int) -> Planned:
+        prompts, outputs, before, shared = self._columns
+        prompt, output, at = int(prompts[index]), int(outputs[index]), int(before[index])
+        talk, turn = self._first_turns.get(index, (None, 0))
+        own = prompt - int(prompts[at]) - int(outputs[at]) if at >= 0 else prompt
+        parts = shared[self._first(index)]
+        return Planned(prompt, output, 0, parts, talk, turn, index not in self._followed, own)
+
+    def _first(self, index: int) -> int:
+        talk, turn = self._first_turns.get(index, (None, 0))
+        return talk if talk is not None and turn else index
+
+    # --- order ------------------------------------------------------------------------------------------------------
+
+    def follows(self, index: int) -> int | None:
+        """The request that continues the conversation of `index`, None where none does."""
+        if self.workload.trace is not None:
+            return self._followed.get(index)
+        return index + 1 if (index + 1) % self.workload.turns else None
+
+    def starts(self, index: int) -> bool:
+        """Whether `index` begins a conversation, or belongs to none."""
+        return index % self.workload.turns == 0 if self.workload.trace is None else int(self._columns[2][index]) < 0
+
+    def begins(self, number: int) -> int | None:
+        """The first request of conversation `number`, None beyond the last."""
+        if self.workload.trace is None:
+            return number * self.workload.turns
+        firsts = self._firsts
+        return int(firsts[number]) if number < len(firsts) else None
+
+    @cached_property
+    def _firsts(self) -> np.ndarray:
+        return (self._columns[2] < 0).nonzero()[0]
+
+    @property
+    def talks(self) -> bool:
+        """Whether requests belong to conversations."""
+        return self.workload.turns > 1 if self.workload.trace is None else bool((self._columns[2] >= 0).any())
+
+
+class Part(Sequence[Planned]):
+    """Every so many-th request of a plan, from one on."""
+
+    def __init__(self, plan: RequestPlan, every: int, offset: int) -> None:
+        self._plan, self._every, self._offset = plan, every, offset
+
+    def __len__(self) -> int:
+        return max(0, -(-(len(self._plan) - self._offset) // self._every))
+
+    def __getitem__(self, index: int) -> Planned:  # type: ignore[override]
+        return self._plan[(self._offset + index * self._every) % len(self._plan)]
+
+
+def of_point(spec: PointSpec, load: Load) -> RequestPlan | None:
+    """The requests of a point, None where all are of one length and share nothing. The same for every point of a
+    workload, so that points differ by their load alone."""
+    if spec.workload is None:
+        return None
+    return RequestPlan(spec.workload, load.seed, spec.workload_name)
+
+
+def arrival_labels(spec: PointSpec, load: Load) -> tuple[object, ...]:
+    """What a point's arrivals are a function of."""
+    return load.seed, spec.sweep, spec.engine, spec.point
+
+
+def due_times(spec: PointSpec, load: Load, count: int) -> np.ndarray:
+    """When the first `count` requests of an open loop, a burst or a trace are due, in seconds from its start."""
+    if spec.kind == "trace":
+        assert spec.workload is not None
+        return spec.workload.rows().arrival_s[:count] / spec.speed
+    if spec.kind == "burst":
+        return np.zeros(count)
+    labels = arrival_labels(spec, load)
+    due = arrivals.schedule(spec.arrivals, spec.rate_per_s or 1.0, *labels, gamma_shape=spec.gamma_shape)
+    return np.fromiter(itertools.islice(due, count), float, count)

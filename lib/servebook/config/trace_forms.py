@@ -1,0 +1,213 @@
+"""The forms that public traces come in, each as rows: arrival, lengths, session, and what the prompt shares.
+
+azure: TIMESTAMP, ContextTokens, GeneratedTokens (Azure LLM inference 2023 and 2024). burstgpt: Timestamp, Request
+tokens, Response tokens (rows without an answer failed and are left out), Session ID where there. mooncake: timestamp
+in ms, input_length, output_length, hash_ids of 512 tokens each. timed: the same with seconds and 16 tokens, as vLLM's
+timed traces. sharegpt: conversations with texts. vllm_custom: prompt texts with output_tokens, as vLLM's custom data
+set. inference_perf: its configuration file with a shared prefix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..common.errors import ServebookError
+
+FORMATS = ("servebook", "azure", "burstgpt", "mooncake", "timed", "sharegpt", "vllm_custom", "inference_perf")
+# form → the keys that tell it
+KEYS = {
+    "servebook": ("prompt_tokens", "output_tokens"),
+    "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    "burstgpt": ("Timestamp", "Request tokens", "Response tokens"),
+    "mooncake": ("timestamp", "input_length", "output_length"),
+    "timed": ("timestamp", "input_length", "output_length"),
+    "sharegpt": ("conversations",),
+    "vllm_custom": ("prompt", "output_tokens"),
+    "inference_perf": ("num_groups", "num_prompts_per_group", "system_prompt_len", "question_len", "output_len"),
+}
+MOONCAKE_TOKENS, TIMED_TOKENS = 512, 16  # of a hash id
+
+
+@dataclass(frozen=True)
+class Row:
+    """One request of a trace. parts: what its prompt begins with, as (name of a stream of tokens, tokens)."""
+
+    line: int
+    arrival_s: float | None
+    prompt_tokens: int
+    output_tokens: int
+    session: Hashable = None
+    parts: tuple[tuple[Hashable, int], ...] = ()
+
+
+def rows(
+    records: Iterable[tuple[int, Any]], form: str | None, path: Path, tokens_per_word: float, notes: list[str]
+) -> Iterator[Row]:
+    """The requests of a file's lines; notes gathers what was assumed or left out. Raises ServebookError."""
+    left_out = 0
+    for line, record in records:
+        where = f"{path}, line {line}"
+        if not isinstance(record, Mapping):
+            raise ServebookError("is no request", where, "One object a line, with its keys")
+        form = form or _form(record, where)
+        if missing := [k for k in KEYS[form] if k not in record]:
+            raise ServebookError(f"has no {', '.join(missing)}", where, f"The form {form} has {', '.join(KEYS[form])}")
+        if form == "sharegpt":
+            yield from _conversation(record, line, where, tokens_per_word)
+        elif form == "inference_perf":
+            yield from _shared_prefix(record, line, where)
+        elif form == "burstgpt" and str(record["Response tokens"]).strip() in ("0", "0.0"):
+            left_out += 1
+        else:
+            yield READERS[form](record, line, where, tokens_per_word)
+    if left_out:
+        notes.append(f"{left_out} requests without an answer (they failed) are left out")
+    if form in ("sharegpt", "vllm_custom"):
+        notes.append(f"tokens counted as {tokens_per_word:g} a word of the texts")
+
+
+def _form(record: Mapping[str, Any], where: str) -> str:
+    found = next((form for form, keys in KEYS.items() if all(k in record for k in keys)), None)
+    if found is None:
+        told = ", ".join(list(record)[:8]) or "nothing"
+        fix = f"Name arrival_s, prompt_tokens and output_tokens, or use one of the forms {', '.join(FORMATS[1:])}"
+        raise ServebookError(f"the trace has {told}, which is no form that is known", where, fix)
+    return found
+
+
+def number(record: Mapping[str, Any], key: str, where: str, least: float = -math.inf) -> float:
+    """A number of a line. Raises ServebookError for anything else."""
+    try:
+        value = float(record[key])
+    except (KeyError, TypeError, ValueError):
+        value = math.nan
+    if not math.isfinite(value) or value < least:
+        bound = "" if math.isinf(least) else f" of at least {least:g}"
+        raise ServebookError(f"{key} is {record.get(key)!r}", where, f"Write a number{bound}")
+    return value
+
+
+def count(record: Mapping[str, Any], key: str, where: str, least: int = 1) -> int:
+    """A whole number of a line, at least `least`. Raises ServebookError for anything else."""
+    value = number(record, key, where, least)
+    if value != int(value):
+        raise ServebookError(f"{key} is {record[key]!r}", where, f"Write a whole number of at least {least}")
+    return int(value)
+
+
+def _own(record: Mapping[str, Any], line: int, where: str, _: float) -> Row:
+    given = {k: v for k, v in record.items() if v not in (None, "")}
+    arrival = number(given, "arrival_s", where) if "arrival_s" in given else None
+    prompt = count(given, "prompt_tokens", where)
+    parts: tuple[tuple[Hashable, int], ...] = ()
+    if "prefix" in given:
+        tokens = count(given, "prefix_tokens", where)
+        if tokens > prompt:
+            raise ServebookError(f"prefix_tokens is {tokens}, more than prompt_tokens ({prompt})", where, "Lower it")
+        parts = ((("prefix", given["prefix"]), tokens),)
+    elif "hash_ids" in given:
+        parts = _hashes(given, where, int(given.get("hash_tokens", TIMED_TOKENS)))
+    return Row(line, arrival, prompt, count(given, "output_tokens", where), given.get("session"), parts)
+
+
+def _azure(record: Mapping[str, Any], line: int, where: str, _: float) -> Row:
+    text = str(record["TIMESTAMP"]).strip()
+    try:
+        # seven digits after the point are more than Python reads
+        head, _point, tail = text.partition(".")
+        digits, zone = tail[:6].split("+")[0], "+00:00"
+        at = datetime.fromisoformat(f"{head}.{digits or 0:0<6}{zone}").astimezone(UTC).timestamp()
+    except ValueError:
+        raise ServebookError(f"TIMESTAMP is {text!r}", where, "Write it as 2023-11-16 18:15:46.6805900") from None
+    return Row(line, at, count(record, "ContextTokens", where), count(record, "GeneratedTokens", where))
+
+
+def _burstgpt(record: Mapping[str, Any], line: int, where: str, _: float) -> Row:
+    prompt, output = count(record, "Request tokens", where), count(record, "Response tokens", where)
+    # of a session BurstGPT tells what a turn adds or the whole of it, depending on the release: taken as new prompts
+    return Row(line, number(record, "Timestamp", where), prompt, output)
+
+
+def _hashes(record: Mapping[str, Any], where: str, tokens: int) -> tuple[tuple[Hashable, int], ...]:
+    ids = record.get("hash_ids") or []
+    if not isinstance(ids, list):
+        raise ServebookError(f"hash_ids is {ids!r}", where, "Write a list of block ids")
+    return tuple((("hash", i), tokens) for i in ids)
+
+
+def _mooncake(record: Mapping[str, Any], line: int, where: str, _: float) -> Row:
+    lengths = count(record, "input_length", where), count(record, "output_length", where)
+    at = number(record, "timestamp", where) / 1e3
+    return Row(line, at, *lengths, None, _hashes(record, where, MOONCAKE_TOKENS))
+
+
+def _timed(record: Mapping[str, Any], line: int, where: str, _: float) -> Row:
+    lengths = count(record, "input_length", where), count(record, "output_length", where)
+    return Row(line, number(record, "timestamp", where), *lengths, None, _hashes(record, where, TIMED_TOKENS))
+
+
+def _custom(record: Mapping[str, Any], line: int, where: str, per_word: float) -> Row:
+    return Row(line, None, _words(record["prompt"], per_word), count(record, "output_tokens", where))
+
+
+def _conversation(record: Mapping[str, Any], line: int, where: str, per_word: float) -> Iterator[Row]:
+    """A turn for every question that has an answer."""
+    said = record["conversations"]
+    if not isinstance(said, list):
+        raise ServebookError("conversations is no list", where, "Write what was said as a list of from and value")
+    before, question = 0, 0
+    for entry in said:
+        tokens = _words(entry.get("value", "") if isinstance(entry, Mapping) else "", per_word)
+        if isinstance(entry, Mapping) and entry.get("from") in ("gpt", "assistant", "chatgpt", "bing", "bard"):
+            if question:
+                yield Row(line, None, before + question, tokens, ("talk", line))
+                before, question = before + question + tokens, 0
+        else:
+            question += tokens
+
+
+def _words(text: Any, per_word: float) -> int:
+    return max(1, round(len(str(text).split()) * per_word))
+
+
+def _shared_prefix(record: Mapping[str, Any], line: int, where: str) -> Iterator[Row]:
+    """Prompts in turn, group by group; the stages' rates give the arrivals, where there are any."""
+    groups, each = count(record, "num_groups", where), count(record, "num_prompts_per_group", where)
+    system = count(record, "system_prompt_len", where, 0)
+    prompt, output = system + count(record, "question_len", where), count(record, "output_len", where)
+    due: list[float | None] = []
+    at = 0.0
+    for stage in record.get("stages") or ():
+        rate, seconds = number(stage, "rate", where, 1e-9), number(stage, "duration", where, 0)
+        due += [at + i / rate for i in range(round(rate * seconds))]
+        at += seconds
+    for i, arrival in enumerate(due or [None] * (groups * each)):
+        own = i % (groups * each)
+        parts = (((("group", own % groups)), system), (("prompt", own), prompt - system))
+        yield Row(line, arrival, prompt, output, None, parts if system else parts[1:])
+
+
+def of_config(text: str, path: Path) -> Iterator[tuple[int, Any]]:
+    """The one record of an inference-perf configuration: its shared prefix and the stages of its load."""
+    try:
+        data = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ServebookError(f"is no YAML ({str(error).splitlines()[0]})", str(path), "Mend the file") from None
+    shared = ((data.get("data") or {}) if isinstance(data, Mapping) else {}).get("shared_prefix")
+    if not isinstance(shared, Mapping):
+        fix = "Give inference-perf's configuration with data.type: shared_prefix"
+        raise ServebookError("has no data.shared_prefix", str(path), fix)
+    yield 1, {**shared, "stages": (data.get("load") or {}).get("stages")}
+
+
+READERS = {
+    "servebook": _own, "azure": _azure, "burstgpt": _burstgpt, "mooncake": _mooncake, "timed": _timed,
+    "vllm_custom": _custom,
+}  # fmt: skip

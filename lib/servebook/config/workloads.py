@@ -1,0 +1,143 @@
+"""What the requests of a load look like: lengths, what prompts share, conversations, or a trace that tells it all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
+
+from . import lengths, traces
+from .param_types import Count, Positive, Requests, Strict, unfit
+
+MEAN_OF = 4096  # requests that a workload's mean lengths are taken of
+
+
+def _length(value: int | str) -> int | str:
+    try:
+        lengths.parse(str(value))
+    except ValueError as error:
+        raise unfit(str(error).partition(";")[0], f"Valid: {lengths.SYNTAX}") from None
+    return value
+
+
+Length = Annotated[int | str, AfterValidator(_length)]
+TraceForm = Literal[
+    "servebook", "azure", "burstgpt", "mooncake", "timed", "sharegpt", "vllm_custom", "inference_perf"
+]  # trace_forms.FORMATS
+OneOf = Field(default=None, exclude_if=lambda value: value is None)
+
+
+class SharedPrefix(Strict):
+    """Leading tokens that the prompts of a group share; prompts go to the groups in turn."""
+
+    tokens: Count
+    groups: Count = 1
+
+
+class Workload(Strict):
+    """Requests by their lengths (prompt_tokens with the shared prefix, output_tokens), or those of a trace.
+
+    Lengths are counts or, in words, 100:1000 (uniform), normal:MEAN,SD[,LOW,HIGH] or lognormal:…. unique_prompts: so
+    many different prompts, sent in turn. turns: requests of a conversation, each with all before it in its prompt;
+    prompt_tokens is what a turn adds.
+    """
+
+    prompt_tokens: Length | None = OneOf
+    output_tokens: Length | None = OneOf
+    shared_prefix: SharedPrefix | None = OneOf
+    unique_prompts: Count | None = OneOf
+    turns: Count = 1
+    trace: str | None = OneOf  # a file, relative to the parameter file
+    format: TraceForm | None = OneOf  # of the trace, where its lines do not tell
+    requests: Annotated[Requests, Field(gt=0)] | None = OneOf  # only the first so many of the trace
+    tokens_per_word: Positive = 1.3  # of a trace that has texts and no counts
+    _base: Path = PrivateAttr(default=Path())
+    _trace: traces.Trace | None = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Workload:
+        if self.trace is None:
+            if self.prompt_tokens is None or self.output_tokens is None:
+                raise unfit("no prompt_tokens and output_tokens, and no trace", "Give both lengths, or a trace")
+            if self.format or self.requests:
+                raise unfit("format and requests say something of a trace only", "Leave them out, or give a trace")
+            if self.shared_prefix and self.shared_prefix.tokens >= lengths.shortest(self.prompts):
+                raise unfit(
+                    f"shared_prefix takes {self.shared_prefix.tokens} tokens, the shortest prompt has "
+                    f"{lengths.shortest(self.prompts)}", "Prompt tokens include the shared prefix: make them longer"
+                )  # fmt: skip
+            if self.turns > 1 and self.unique_prompts:
+                raise unfit("a conversation's prompts are its own", "Leave out unique_prompts or turns")
+            return self
+        told = [k for k in ("prompt_tokens", "output_tokens", "shared_prefix", "unique_prompts") if getattr(self, k)]
+        if told or self.turns > 1:
+            raise unfit(f"the trace tells {', '.join(told) or 'turns'}", "Leave that out, or leave out the trace")
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        """By what was given; not by the folder that a trace was found in."""
+        return isinstance(other, Workload) and self.__dict__ == other.__dict__
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.__dict__.values()))
+
+    @property
+    def prompts(self) -> lengths.Length:
+        """How long prompts are."""
+        return lengths.parse(str(self.prompt_tokens))
+
+    @property
+    def outputs(self) -> lengths.Length:
+        """How long answers are."""
+        return lengths.parse(str(self.output_tokens))
+
+    def at(self, base: Path) -> Workload:
+        """The same workload with its trace looked for in a folder."""
+        self._base = base
+        return self
+
+    def rows(self) -> traces.Trace:
+        """The trace, read once. Raises ServebookError for a file or a line that cannot be used."""
+        assert self.trace is not None
+        if self._trace is None:
+            read = traces.read(self._base / self.trace, self.format, tokens_per_word=self.tokens_per_word)
+            self._trace = read.first(self.requests) if self.requests else read
+        return self._trace
+
+    def identity(self) -> dict[str, Any]:
+        """What the requests follow from, as JSON: the settings, and of a trace its content."""
+        told = self.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude={"trace"})
+        return told | ({"trace_sha256": self.rows().sha256} if self.trace else {})
+
+    @property
+    def varies(self) -> bool:
+        """Whether requests differ in length."""
+        return self.trace is not None or self.turns > 1 or not all(
+            isinstance(length, int) for length in (self.prompts, self.outputs)
+        )  # fmt: skip
+
+    def mean_tokens(self) -> tuple[int, int]:
+        """Mean (prompt, output) tokens of a request, whole numbers of at least 1."""
+        if self.trace is not None:
+            rows = self.rows()
+            return max(1, round(float(rows.prompt_tokens.mean()))), max(1, round(float(rows.output_tokens.mean())))
+        prompt, output = lengths.mean(self.prompts, MEAN_OF), lengths.mean(self.outputs, MEAN_OF)
+        prompt += (self.turns - 1) / 2 * (prompt + output)  # what was said before, over the turns of a conversation
+        return max(1, round(prompt)), max(1, round(output))
+
+    def longest_tokens(self) -> tuple[int, int]:
+        """(prompt, output) tokens of the request that needs the longest context; of laws their upper bounds."""
+        if self.trace is not None:
+            rows = self.rows()
+            at = int((rows.prompt_tokens + rows.output_tokens).argmax())
+            return int(rows.prompt_tokens[at]), int(rows.output_tokens[at])
+        prompt, output = lengths.longest(self.prompts), lengths.longest(self.outputs)
+        return prompt + (self.turns - 1) * (prompt + output), output
+
+    @property
+    def repeats(self) -> bool:
+        """Whether prompts have beginnings that were sent before, so that cache hits are expected."""
+        if self.trace is not None:
+            return self.rows().shares
+        return bool(self.shared_prefix or self.unique_prompts or self.turns > 1)
