@@ -1,5 +1,4 @@
-"""A run's parameters: typed, strict, read from one YAML file. The kinds of sweep stand in sweeps.py, what requests look
-like in workloads.py.
+"""A run's parameters: typed, strict, read from one YAML file. Sweeps stand in sweeps.py, requests in workloads.py.
 
 `load(path)` refuses anything it does not know, naming the key, its line and the nearest valid name,
 before any work is done. Units are in the names; times are seconds, sizes bytes (GB = 1e9, GiB = 2**30).

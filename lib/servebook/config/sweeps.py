@@ -82,8 +82,8 @@ class LoadKind(SweepKind):
 
     def _spec(self, name: str, engine: str, point: str, **load: Any) -> PointSpec:
         """A point of it with this load."""
-        named = {"workload": self._given, "workload_name": self.workload or ""}
-        return PointSpec(name, engine, point, self.kind, *self.tokens, **named, **load)
+        load |= {"workload": self._given, "workload_name": self.workload or ""}
+        return PointSpec(name, engine, point, self.kind, *self.tokens, **load)
 
 
 Finite = Annotated[Requests, Field(gt=0)]
