@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -54,6 +57,41 @@ def test_locks_differ_only_where_the_machines_do() -> None:
     ]
     apart = {n for n in (re.sub(r"[-_.]+", "-", b).lower() for b in book) if cpu.get(n) != cuda.get(n)}
     assert not apart, f"the book's own packages must be the same everywhere: {apart}"
+
+
+# import names that differ from the distribution's
+DISTRIBUTIONS = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py", "IPython": "ipykernel", "sky": "skypilot"}
+ENGINES = {"torch", "transformers", "vllm"}  # in cpu.in and cuda.in, each with its own build
+
+
+def imported(folder: str) -> set[str]:
+    """The distributions that the code of a folder imports, by their import statements."""
+    found = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                found.add(node.module.partition(".")[0])
+    found -= sys.stdlib_module_names | {"servebook", "__future__"}
+    return {canonical(DISTRIBUTIONS.get(name, name)) for name in found}
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def declared(lines: Iterable[str]) -> set[str]:
+    return {canonical(m[0]) for line in lines if (m := re.match(r"[A-Za-z0-9][\w.-]*", line.strip()))}
+
+
+def test_everything_that_is_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    package = declared([*project["dependencies"], *extras])
+    assert imported("lib") <= package
+    assert imported("lib") - ENGINES <= declared((ROOT / "requirements/book.in").read_text().splitlines())
+    assert all(">=" in line for line in [*project["dependencies"], *extras]), "ranges, not pins and not anything"
 
 
 def test_what_the_cpu_lock_leaves_out_is_not_in_it() -> None:

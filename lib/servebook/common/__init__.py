@@ -1,4 +1,4 @@
-"""What every package shares: the records that packages exchange, the error a user sees, files written whole, statistics.
+"""What every package shares: the records that packages exchange, the error a user sees, whole files, statistics.
 
 Knows no engine, no model and no run folder.
 """

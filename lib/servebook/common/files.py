@@ -13,7 +13,9 @@ from typing import Any
 
 from .errors import ServebookError
 
-ROOT = Path(__file__).parents[3]  # the checkout: the package is installed editable
+_ABOVE = Path(__file__).parents[3]
+# The checkout, where the package is installed editable from one; the working folder after `pip install .`
+ROOT = _ABOVE if (_ABOVE / "notebooks").is_dir() and (_ABOVE / "pyproject.toml").is_file() else Path.cwd()
 
 
 def write_text(path: Path, text: str) -> Path:

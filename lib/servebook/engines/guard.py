@@ -1,4 +1,4 @@
-"""Runs one server and outlives it: `python guard.py [--grace S] -- COMMAND...`. Standard library only.
+"""Runs one server and outlives it: `python guard.py [--grace S] -- COMMAND...`. Of servebook it imports nothing.
 
 The owner holds the write end of this process's stdin. When that pipe closes (the owner stopped the engine, or died,
 even by SIGKILL) or on SIGTERM, the server gets SIGTERM, what it leaves behind too, and after the grace period whatever
@@ -23,6 +23,8 @@ import subprocess
 import sys
 import time
 
+import psutil
+
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 POLL_S = 0.5  # the pipe and SIGCHLD wake the guard at once; this only bounds a missed wake-up
 ORPHAN_GRACE_S = 3.0
@@ -43,26 +45,12 @@ def _allow_open_files() -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """Living processes below `root`, zombies left out; [] where there is no /proc."""
-    children: dict[int, list[int]] = {}
-    dead = set()
-    for entry in os.listdir("/proc") if os.path.isdir("/proc") else []:
-        if not entry.isdigit():
-            continue
-        try:
-            with open(f"/proc/{entry}/stat") as stat:
-                state, parent = stat.read().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue
-        children.setdefault(int(parent), []).append(int(entry))
-        if state in "ZX":
-            dead.add(int(entry))
-    found, queue = [], [root]
-    while queue:
-        for child in children.get(queue.pop(), []):
-            queue.append(child)
-            if child not in dead:
-                found.append(child)
+    """Living processes below `root`, zombies left out."""
+    found = []
+    for child in psutil.Process(root).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                found.append(child.pid)
     return found
 
 
@@ -126,10 +114,7 @@ class Guard:
                 self.status = self.server.returncode = code if code >= 0 else 128 - code
 
     def _left(self) -> list[int]:
-        left = descendants(os.getpid())
-        if not left and self.status is None:  # no /proc
-            left = [self.server.pid]
-        return left
+        return descendants(os.getpid())
 
     def _end(self) -> None:
         deadline = time.monotonic() + (self.grace_s if self.status is None else ORPHAN_GRACE_S)

@@ -94,8 +94,10 @@ def use_cores(*, decoding: bool) -> None:
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) > 1:
-        for thread in os.listdir("/proc/self/task"):  # those that a library has started already, too
-            os.sched_setaffinity(int(thread), cores[:-1] if decoding else cores[-1:])
+        import psutil
+
+        for thread in psutil.Process().threads():  # those that a library has started already, too
+            os.sched_setaffinity(thread.id, cores[:-1] if decoding else cores[-1:])
 
 
 def main() -> int:

@@ -56,6 +56,7 @@ def is_same(record: dict[str, Any] | None) -> bool:
 
 
 def _started_ticks(pid: int) -> int | None:
+    # from /proc itself: psutil's create_time moves when the system's clock is set, the ticks since boot do not
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -121,11 +122,13 @@ def end_recorded(run_dir: Path, name: str) -> None:
 
 def ours(token: str) -> list[int]:
     """Living processes that were started with a token."""
-    mark, found = f"{TOKEN}={token}".encode(), []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if mark in environ.read_bytes().split(b"\0"):
-                found.append(int(environ.parent.name))
+    import psutil
+
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(TOKEN) == token:
+                found.append(process.pid)
     return found
 
 

@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import bleach
-from bleach.css_sanitizer import CSSSanitizer
+import nh3
 
 from .markdown import DATA_IMAGE, Renderer, formula, markdown, scroller
 
@@ -20,13 +19,13 @@ TAGS = {
     "var",
 }  # fmt: skip
 ATTRIBUTES = {
-    "*": ["class", "title", "style"],
-    "a": ["href"],
-    "img": ["src", "alt"],
-    "td": ["colspan", "rowspan"],
-    "th": ["colspan", "rowspan", "scope"],
+    "*": {"class", "title", "style"},
+    "a": {"href"},
+    "img": {"src", "alt"},
+    "td": {"colspan", "rowspan"},
+    "th": {"colspan", "rowspan", "scope"},
 }
-STYLES = CSSSanitizer(allowed_css_properties=["text-align", "font-weight"])
+STYLES = {"text-align", "font-weight"}
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 PROGRESS = re.compile(r"\d+%\|.*\|.*(it/s|s/it|\?it|\[)")
 LONG_OUTPUT = 24  # lines of printed text that stay unfolded
@@ -106,10 +105,18 @@ def _alt(output: Mapping[str, Any], words: str) -> str:
 
 
 def sanitize(markup: str) -> str:
-    """HTML of unknown origin down to an allow-list of tags, attributes and links; anything else shows as text."""
-    markup = re.sub(r"<style\b[^>]*>.*?</style>", "", markup, flags=re.DOTALL | re.IGNORECASE)
-    clean = bleach.clean(
-        markup, tags=TAGS, attributes=_allowed, protocols=["http", "https", "mailto", "data"], css_sanitizer=STYLES
+    """HTML of unknown origin reduced to an allow-list of tags, attributes and links; other tags go, their text stays.
+
+    Scripts and styles go with their content.
+    """
+    clean = nh3.clean(
+        markup,
+        tags=TAGS,
+        attributes=ATTRIBUTES,
+        attribute_filter=_value,
+        url_schemes={"http", "https", "mailto", "data"},
+        filter_style_properties=STYLES,
+        link_rel=None,
     )
     clean = re.sub(r"<img(?![^>]*\bsrc=)[^>]*>", "", clean)
     clean = re.sub(r"<img(?![^>]*\balt=)", '<img alt=""', clean)
@@ -118,12 +125,11 @@ def sanitize(markup: str) -> str:
     return re.sub(r"<table.*?</table>", lambda m: scroller(m[0], "Table"), clean, flags=re.DOTALL)
 
 
-def _allowed(tag: str, name: str, value: str) -> bool:
+def _value(tag: str, name: str, value: str) -> str | None:
+    """An attribute's value, None where it goes: images are embedded, and a link leads to no data: URL."""
     if tag == "img" and name == "src":
-        return DATA_IMAGE.fullmatch(value) is not None
-    if name == "href":
-        return not value.lower().startswith("data:")
-    return name in ATTRIBUTES["*"] or name in ATTRIBUTES.get(tag, [])
+        return value if DATA_IMAGE.fullmatch(value) else None
+    return None if name == "href" and value.strip().lower().startswith("data:") else value
 
 
 def _once(markup: str, renderer: Renderer) -> str:

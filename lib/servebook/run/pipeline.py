@@ -97,6 +97,8 @@ def run(params_path: str, *, only: str | None = None, command: list[str] | None 
     and a notebook that measures or explains and fails, are faults of the outcome; the rest goes on. What is already
     measured is not measured again.
     """
+    if not NOTEBOOKS.is_dir():
+        raise ServebookError("the notebooks are not installed", str(NOTEBOOKS), "Run this in a checkout of servebook")
     os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # the kernel of this Python, whatever else is called python3
     os.environ.pop("JPY_SESSION_NAME", None)  # started from a notebook's cell, it is still not a person at work
     book = Book.open(params_path, create=True)
