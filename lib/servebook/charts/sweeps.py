@@ -105,26 +105,55 @@ def arrival_rate(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, s
 
 
 @chart
-def prefix_cache(canvas: Canvas, points: Any, sweep: str) -> Figure:
-    """Concurrency against TTFT and output tokens/s, a curve an engine and kind of prompts."""
+def prefix_cache(canvas: Canvas, points: Any, sweep: str, predictions: Any = None) -> Figure:
+    """Concurrency against TTFT and output tokens/s, a curve an engine and kind of prompts.
+
+    predictions: as for the other sweeps, frozen for each kind of prompts; None: none are drawn."""
     frame = score.complete_frame(points)
     frame = frame[(frame["sweep"] == sweep) & (frame["requests"] > 0)].copy()
     same = frame["point"].str.startswith(SAME)
     # the audit keeps these points out of every other figure; here they are the subject, drawn hollow
     frame.loc[same & (frame["verdict"] == "invalid"), "verdict"] = "suspect"
-    caching = frame["engine"].isin(frame["engine"][same])
-    frame["engine"] += same.map({True: ", same", False: ", fresh"}).where(caching, "")
-    data = lines.gather(frame, None, sweep)
+    caching = set(frame["engine"][same])
+    frame["engine"] = [_by_prompts(e, p, caching) for e, p in zip(frame["engine"], frame["point"], strict=True)]
+    data = lines.gather(frame, _by_prompts_frozen(predictions, sweep, caching), sweep)
     title = "Concurrency against TTFT and output rate, fresh prompts and repeated ones"
     figure = _curves(canvas, data, [TTFT, OUTPUT], *CONCURRENCY, f"prefix-cache-{sweep}", title, log=False)
     table = analysis.prefix_cache(points, sweep).dropna(subset=["ttft_ratio"])
     if len(table):
-        text_of(figure).takeaway = _flattery(table.loc[table["output_ratio"].idxmax()])
+        text_of(figure).takeaway = _flattery(table)
     return figure
 
 
-def _flattery(row: Any) -> str:
-    hit, ttft = row["cache_hit_share_same"], words.number(row["ttft_ratio"])
-    text = f"Where repeated prompts flatter {row['engine']} most, at C = {row['concurrency']:.0f}, they show "
-    text += f"{words.number(row['output_ratio'])} times the output rate and {ttft} times the TTFT of fresh ones"
-    return text + (f"; {words.percent(hit)} of their tokens came from the cache." if hit == hit else ".")
+def _by_prompts(engine: str, point: str, caching: set[str]) -> str:
+    """An engine's name on the curve of its fresh or of its repeated prompts."""
+    return engine if engine not in caching else f"{engine}, {'same' if point.startswith(SAME) else 'fresh'}"
+
+
+def _by_prompts_frozen(predictions: Any, sweep: str, caching: set[str]) -> Any:
+    if not predictions:
+        return None
+    frozen = [
+        {**entry, "points": [
+            {**p, "engine": _by_prompts(p["engine"], p["point"], caching)} for p in entry["points"]
+            if p["sweep"] == sweep
+        ]}
+        for entry in predictions["frozen"]
+    ]  # fmt: skip
+    return {**predictions, "frozen": frozen}
+
+
+def _flattery(table: Any) -> str:
+    """What one seed flatters: where it lowers TTFT most, and where it raises the output rate most."""
+    ttft, rate = table.loc[table["ttft_ratio"].idxmin()], table.loc[table["output_ratio"].idxmax()]
+    text = (
+        f"One seed for every C lowers {ttft['engine']}'s TTFT most at C = {ttft['concurrency']:.0f}, to "
+        f"{words.number(ttft['ttft_ratio'])} times that of fresh prompts{_served(ttft)}; it raises the output rate "
+        f"most at C = {rate['concurrency']:.0f}, to {words.number(rate['output_ratio'])} times"
+    )
+    return text + ("." if rate["concurrency"] == ttft["concurrency"] else f"{_served(rate)}.")
+
+
+def _served(row: Any) -> str:
+    hit = row["cache_hit_share_same"]
+    return f" ({words.percent(hit)} of the tokens from the cache)" if hit == hit else ""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..common import files
 from ..common.errors import ServebookError
 from ..config.params import ModelParams
 from ..model.reader import ModelShape, load_shape
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FOLDER = files.ROOT / "outputs" / "published"  # the three posts' tables
 
@@ -62,9 +65,11 @@ def read(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return rows, files.read_json(path.parent / f"{path.stem}.facts.json") or {}
 
 
-def points(name: str) -> list[dict[str, Any]]:
-    """The measured points of the posts' run `name`, such as a40-qwen2.5-7b."""
-    return read(FOLDER / f"{name}.csv")[0]
+def points(name: str) -> pd.DataFrame:
+    """The measured points of the posts' run `name`, such as a40-qwen2.5-7b, a row each; NaN: not published."""
+    import pandas as pd
+
+    return pd.read_csv(FOLDER / f"{name}.csv")
 
 
 def predicted(name: str) -> list[dict[str, str]]:
