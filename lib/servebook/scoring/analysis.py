@@ -141,8 +141,11 @@ def engine_gap(points: Any, baseline: str, other: str) -> pd.DataFrame:
     return table.reset_index()
 
 
-def waterfalls(points: Any, predicted: Iterable[Mapping[str, Any]], engine: str) -> list[dict[str, Any]]:
-    """What charts.waterfall takes, for the largest measured C of each concurrency sweep of an engine: TPOT, then TTFT.
+def waterfalls(
+    points: Any, predicted: Iterable[Mapping[str, Any]], engine: str, concurrency: int | None = None
+) -> list[dict[str, Any]]:
+    """What charts.waterfall takes, for one C of each concurrency sweep of an engine: TPOT, then TTFT.
+    concurrency: which C, where it was measured; None: the largest.
 
     predicted: the engine's frozen points, each with its waterfall [(label, seconds)] from roofline to predicted TPOT
     and its breakdown {"ttft_s": seconds by cause}.
@@ -150,7 +153,11 @@ def waterfalls(points: Any, predicted: Iterable[Mapping[str, Any]], engine: str)
     said = {(p["sweep"], p["point"]): p for p in predicted if p.get("waterfall")}
     drawn = []
     frame = _frame(points, "concurrency")
-    for sweep, group in frame[frame["engine"] == engine].groupby("sweep", sort=False) if len(frame) else []:
+    own = frame[frame["engine"] == engine] if len(frame) else frame
+    if concurrency is not None and len(own):
+        own = own[own["concurrency"] == concurrency]
+    suffix = "" if concurrency is None else f"-c{concurrency:04d}"
+    for sweep, group in own.groupby("sweep", sort=False) if len(own) else []:
         for row in group.sort_values("concurrency", ascending=False).to_dict("records"):
             p = said.get((sweep, row["point"]))
             if p and row["tpot_mean_s"]:
@@ -161,13 +168,13 @@ def waterfalls(points: Any, predicted: Iterable[Mapping[str, Any]], engine: str)
                     "parts": [tuple(first_part), *_small_together(rest, sum(v for _, v in p["waterfall"]))],
                     "measured": row["tpot_mean_s"],
                     "what": f"TPOT {at}",
-                    "id": f"waterfall-{sweep}",
+                    "id": f"waterfall-{sweep}{suffix}",
                 }
                 drawn.append(tpot | shared)
                 first = first_token_parts((p.get("breakdown") or {}).get("ttft_s") or {})
                 if first and row.get("ttft_mean_s"):
                     ttft = {"parts": first, "measured": row["ttft_mean_s"], "what": f"TTFT {at}"}
-                    drawn.append(ttft | {"id": f"waterfall-ttft-{sweep}"} | shared)
+                    drawn.append(ttft | {"id": f"waterfall-ttft-{sweep}{suffix}"} | shared)
                 break
     return drawn
 

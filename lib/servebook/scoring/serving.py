@@ -1,0 +1,89 @@
+"""How far serving lies from decode: knees as predicted, what can be sold under a limit, what slow steps carried.
+
+From points and frozen predictions alone; knows no formulas of step time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+
+KNEE = 2.0  # TTFT p99 over its median from which on a sweep has its knee
+
+
+def _concurrency(points: pd.DataFrame) -> pd.DataFrame:
+    frame = points[(points["kind"] == "concurrency") & (points["verdict"] != "invalid")]
+    return frame.sort_values("concurrency")
+
+
+def knees(points: pd.DataFrame, predicted: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Of each concurrency sweep the knee as measured (p99 over p50), and measured and predicted by p99 over the mean.
+
+    predicted: frozen points with ttft_p99_s and the mean under metrics. None where p99 never exceeds twice the other.
+    """
+    frozen = [p for p in predicted if p.get("kind") == "concurrency" and (p.get("metrics") or {}).get("ttft_s")]
+    rows = []
+    for (sweep, engine), own in _concurrency(points).groupby(["sweep", "engine"], sort=False):
+        said = sorted((p for p in frozen if (p["sweep"], p["engine"]) == (sweep, engine)), key=_by_concurrency)
+        over = {
+            "by_p50": own[own["ttft_p99_s"] > KNEE * own["ttft_p50_s"]]["concurrency"],
+            "by_mean": own[own["ttft_p99_s"] > KNEE * own["ttft_mean_s"]]["concurrency"],
+        }
+        first = {name: int(found.iloc[0]) if len(found) else None for name, found in over.items()}
+        foreseen = [
+            int(p["concurrency"]) for p in said
+            if (p.get("ttft_p99_s") or 0.0) > KNEE * p["metrics"]["ttft_s"]["value"]
+        ]  # fmt: skip
+        rows.append({
+            "sweep": sweep, "engine": engine, **first, "predicted_by_mean": foreseen[0] if foreseen else None,
+            "predicted": bool(said), "largest": int(own["concurrency"].max()),
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _by_concurrency(point: Mapping[str, Any]) -> int:
+    return int(point["concurrency"] or 0)
+
+
+def sellable(points: pd.DataFrame, slo: Any) -> pd.DataFrame:
+    """Of each concurrency sweep the last C whose percentiles meet every target of `slo`, once by p99 and once by p50:
+    its output rate, and the sweep's largest output rate over it. NaN where no C passes."""
+    targets = [(m, limit) for m, limit in (("ttft", slo.ttft_s), ("tpot", slo.tpot_s), ("e2e", slo.e2e_s)) if limit]
+    rows: list[dict[str, Any]] = []
+    if not targets:
+        return pd.DataFrame(rows)
+    for (sweep, engine), own in _concurrency(points).groupby(["sweep", "engine"], sort=False):
+        most = own["output_tok_per_s"].max()
+        for percentile in ("p99", "p50"):
+            meets = pd.Series(True, index=own.index)
+            for metric, limit in targets:
+                meets &= own[f"{metric}_{percentile}_s"] <= limit
+            last = own[meets].iloc[-1] if meets.any() else None
+            rows.append({
+                "sweep": sweep, "engine": engine, "percentile": percentile,
+                "concurrency": float("nan") if last is None else last["concurrency"],
+                "tok_per_s": float("nan") if last is None else last["output_tok_per_s"],
+                "most_tok_per_s": most,
+                "raw_to_sellable": float("nan") if last is None else most / last["output_tok_per_s"],
+            })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def slow_steps(points: pd.DataFrame) -> pd.DataFrame:
+    """How many prompt tokens the slowest hundredth of the steps must have carried: the time by which ITL p99 exceeds
+    ITL p50, at the rate at which a lone prompt is prefilled (prompt tokens over TTFT at C = 1 of the same sweep)."""
+    rows = []
+    for (sweep, engine), own in _concurrency(points).groupby(["sweep", "engine"], sort=False):
+        alone = own[own["concurrency"] == 1]
+        if alone.empty or not alone["ttft_mean_s"].iloc[0] > 0:
+            continue
+        tokens_per_s = alone["prompt_tokens"].iloc[0] / alone["ttft_mean_s"].iloc[0]
+        for p in own[own["concurrency"] > 1].itertuples():
+            late_s = p.itl_p99_s - p.itl_p50_s
+            rows.append({
+                "sweep": sweep, "engine": engine, "concurrency": int(p.concurrency), "itl_p50_s": p.itl_p50_s,
+                "itl_p99_s": p.itl_p99_s, "prompt_tokens": late_s * tokens_per_s,
+            })  # fmt: skip
+    return pd.DataFrame(rows)
