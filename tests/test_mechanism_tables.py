@@ -53,9 +53,12 @@ def test_the_knee_is_measured_by_median_and_mean_and_predicted_by_the_mean() -> 
          "metrics": {"ttft_s": {"value": 0.1}}} for c, p99 in ((1, 0.1), (2, 0.15), (4, 0.3))
     ]  # fmt: skip
     row = serving.knees(points, frozen).iloc[0]
-    assert (row["by_p50"], row["by_mean"], row["predicted_by_mean"]) == (2, 4, 4)
-    unknown = serving.knees(points, []).iloc[0]
-    assert not unknown["predicted"] and "–" in mechanism_tables.knee_table(points, [])
+    assert (row["by_p50"], row["by_mean"], row["predicted"], row["predicted_by"]) == (2, 4, 4, "mean")
+    for p, median in zip(frozen, (0.1, 0.07, 0.2), strict=True):  # today's predictions hold the median too
+        p["percentiles"] = {"ttft_s": {"p50": {"value": median}, "p99": {"value": p["ttft_p99_s"]}}}
+    row = serving.knees(points, frozen).iloc[0]
+    assert (row["predicted"], row["predicted_by"]) == (2, "p50")
+    assert serving.knees(points, []).iloc[0]["predicted_by"] is None and "–" in mechanism_tables.knee_table(points, [])
 
 
 def test_every_mechanism_has_what_this_run_shows_and_a_source() -> None:

@@ -135,8 +135,8 @@ def _paged(facts: Mapping[str, Any], own: pd.DataFrame) -> Row | None:
     return (
         "Paged KV cache",
         f"The cache lies in blocks of {block} tokens that a block table puts in order. Nothing is reserved for a "
-        "length that may never come, nothing is copied as a cache grows, and equal prefixes can share blocks. The naive "
-        "server's cache is copied into a longer one at every token.",
+        "length that may never come, nothing is copied as a cache grows, and equal prefixes can share blocks. The "
+        "naive server's cache is copied into a longer one at every token.",
         f"{text}.",
         link("PagedAttention"),
     )
@@ -261,11 +261,12 @@ def knee_table(points: pd.DataFrame, predicted: Iterable[Mapping[str, Any]]) -> 
         "Sweep": [r["sweep"] for r in rows], "Engine": [r["engine"] for r in rows],
         "Measured: p99 > 2 × p50": [at(r["by_p50"], r["largest"]) for r in rows],
         "Measured: p99 > 2 × mean": [at(r["by_mean"], r["largest"]) for r in rows],
-        "Predicted: p99 > 2 × mean": [
-            at(r["predicted_by_mean"], r["largest"]) if r["predicted"] else None for r in rows
+        "Predicted": [
+            f"{at(r['predicted'], r['largest'])} (p99 > 2 × {r['predicted_by']})" if r["predicted_by"] else None
+            for r in rows
         ],
     })  # fmt: skip
-    return table(shown, "The TTFT knee, measured and predicted (predictions hold a mean and a p99, no median)")
+    return table(shown, "The TTFT knee, measured and predicted")
 
 
 def sellable_table(points: pd.DataFrame, slo: Any) -> Html:

@@ -21,7 +21,8 @@ def _concurrency(points: pd.DataFrame) -> pd.DataFrame:
 def knees(points: pd.DataFrame, predicted: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Of each concurrency sweep the knee as measured (p99 over p50), and measured and predicted by p99 over the mean.
 
-    predicted: frozen points with ttft_p99_s and the mean under metrics. None where p99 never exceeds twice the other.
+    predicted: frozen points; those of earlier versions hold ttft_p99_s and the mean under metrics, and no median, so
+    the prediction is told by the mean too (`predicted_by`). None where p99 never exceeds twice the other.
     """
     frozen = [p for p in predicted if p.get("kind") == "concurrency" and (p.get("metrics") or {}).get("ttft_s")]
     rows = []
@@ -32,15 +33,21 @@ def knees(points: pd.DataFrame, predicted: Iterable[Mapping[str, Any]]) -> pd.Da
             "by_mean": own[own["ttft_p99_s"] > KNEE * own["ttft_mean_s"]]["concurrency"],
         }
         first = {name: int(found.iloc[0]) if len(found) else None for name, found in over.items()}
-        foreseen = [
-            int(p["concurrency"]) for p in said
-            if (p.get("ttft_p99_s") or 0.0) > KNEE * p["metrics"]["ttft_s"]["value"]
-        ]  # fmt: skip
+        by = "p50" if said and all(p.get("percentiles") for p in said) else "mean"
+        foreseen = [int(p["concurrency"]) for p in said if _tail(p, by) > KNEE]
         rows.append({
-            "sweep": sweep, "engine": engine, **first, "predicted_by_mean": foreseen[0] if foreseen else None,
-            "predicted": bool(said), "largest": int(own["concurrency"].max()),
+            "sweep": sweep, "engine": engine, **first, "predicted": foreseen[0] if foreseen else None,
+            "predicted_by": by if said else None, "largest": int(own["concurrency"].max()),
         })  # fmt: skip
     return pd.DataFrame(rows)
+
+
+def _tail(point: Mapping[str, Any], by: str) -> float:
+    """A predicted point's TTFT p99 over its median, or over its mean."""
+    if by == "p50":
+        told = point["percentiles"]["ttft_s"]
+        return float(told["p99"]["value"] / told["p50"]["value"])
+    return (point.get("ttft_p99_s") or 0.0) / float(point["metrics"]["ttft_s"]["value"])
 
 
 def _by_concurrency(point: Mapping[str, Any]) -> int:
