@@ -124,7 +124,8 @@ def test_quantization_touches_the_linear_matrices_alone():
         shape("qwen2.5-7b", quantization="fp8"),
         shape("qwen2.5-7b", quantization="int4"),
     )
-    assert full.decode_weight_bytes - fp8.decode_weight_bytes == full.linear_parameters
+    # a scale of four bytes a matrix, of two a group of 128
+    assert full.decode_weight_bytes - fp8.decode_weight_bytes == full.linear_parameters - 4 * 7 * 28
     assert int4.linear_weight_bytes == full.linear_parameters // 2 + full.linear_parameters // 128 * 2
     assert fp8.lm_head_bytes == int4.lm_head_bytes == full.lm_head_bytes
     assert (fp8.compute_dtype, int4.compute_dtype) == ("fp8", "bfloat16")
@@ -134,42 +135,49 @@ def test_quantization_touches_the_linear_matrices_alone():
 
 
 @pytest.mark.parametrize(
-    ("given", "bits", "group", "compute"),
+    ("given", "bits", "bits_a_weight", "compute"),
     [
-        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 4, 128, "bfloat16"),
-        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8, None, "bfloat16"),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 8, None, "fp8"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4, 64, "bfloat16"),
+        # scales in 16 bits, zero points in 4, both of 128 weights
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 4, 4 + (16 + 4) / 128, "bfloat16"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 8, 8 + 32 / 128**2, "fp8"),
+        ({"quant_method": "fp8"}, 8, 8, "fp8"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4, 4 + 32 / 64, "bfloat16"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4, 4 + 8 / 16, "fp4"),
     ],
 )
-def test_checkpoint_that_is_already_quantized(given: dict, bits: int, group: int | None, compute: str):
+def test_checkpoint_that_is_already_quantized(given: dict, bits: int, bits_a_weight: float, compute: str):
     s = from_config(config("qwen3-8b", quantization_config=given), name="q")
-    assert (s.weight_bits, s.weight_group, s.compute_dtype, s.lm_head_bits) == (bits, group, compute, 16)
+    assert (s.weight_bits, s.compute_dtype) == (bits, compute) and s.lm_head_bytes == 2 * s.lm_head_parameters
+    assert s.linear_weight_bytes == pytest.approx(s.linear_parameters * bits_a_weight / 8, rel=1e-4)
 
 
 def test_compressed_tensors_with_fp8_kv():
     scheme = {"weights": {"num_bits": 8, "type": "float"}, "input_activations": {"num_bits": 8, "type": "float"}}
     given = {"quant_method": "compressed-tensors", "config_groups": {"group_0": scheme}, "ignore": ["lm_head"]}
     s = from_config(config("llama-3.1-8b", quantization_config=given | {"kv_cache_scheme": {"num_bits": 8}}), name="q")
-    assert (s.weight_bits, s.compute_dtype, s.lm_head_bits, s.kv_bytes_per_element) == (8, "fp8", 16, 1)
-    assert from_config(config("llama-3.1-8b", quantization_config=given | {"ignore": []}), name="q").lm_head_bits == 8
+    assert (s.weight_bits, s.compute_dtype, s.kv_bytes_per_element) == (8, "fp8", 1)
+    assert s.lm_head_bytes == 2 * s.lm_head_parameters
+    whole = from_config(config("llama-3.1-8b", quantization_config=given | {"ignore": []}), name="q")
+    assert whole.lm_head_bytes == pytest.approx(s.lm_head_parameters, rel=1e-6)
 
 
 def test_multi_modal_nesting():
     nested = {"architectures": ["X"], "model_type": "some_vl", "text_config": config("qwen3-8b")}
-    assert from_config(nested, name="vl").parameters == PUBLISHED_PARAMETERS["qwen3-8b"]
+    s = from_config(nested, name="vl")
+    assert s.parameters == PUBLISHED_PARAMETERS["qwen3-8b"] and "some_vl" in s.notes[0]
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"num_hidden_layers": ...}, "num_hidden_layers is missing"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"vocab_size": "152064"}, "vocab_size is '152064'"),
         ({"hidden_size": -1}, "hidden_size is -1"),
         ({"num_key_value_heads": 3}, "do not divide"),
-        ({"num_experts": 64}, "mixture of experts"),
-        ({"kv_lora_rank": 512}, "latent attention"),
-        ({"model_type": "mamba"}, "not supported"),
+        ({"model_type": "novel_arch"}, "not supported"),
+        ({"model_type": "t5"}, "no language model of type 't5'"),
+        ({"is_encoder_decoder": True}, "Use a decoder-only"),
+        ({"model_type": 7}, "not supported"),
         ({"quantization_config": {"quant_method": "novel"}}, "'novel' is not supported"),
     ],
 )

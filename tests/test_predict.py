@@ -196,8 +196,9 @@ def test_fp8_weights_and_activations_on_an_h200():
     # twice the tensor rate at a smaller share of it, and what quantizing activations costs; attention stays in bf16
     rate = h200.flops_per_s("fp8") * 0.57
     moved = fp8.activation_quantization_bytes / (h200.bytes_per_s * 0.9)
-    assert quantized.token_s == pytest.approx(fp8.linear_flops_per_token / rate + moved)
-    assert 0.6 < quantized.token_s / plain.token_s < 0.7 and quantized.pair_s == plain.pair_s
+    token_s = [times.weights.multiply_s(1) for times in (plain, quantized)]
+    assert token_s[1] == pytest.approx(fp8.linear_flops_per_token / rate + moved)
+    assert 0.6 < token_s[1] / token_s[0] < 0.7 and quantized.pair_s == plain.pair_s
     # 7.6 GB instead of 14.1 are read; two more kernels a layer are launched
     assert quantized.weights_s == pytest.approx(plain.weights_s * 7.616 / 14.141, rel=1e-3)
     assert quantized.host_s > plain.host_s and quantized.launch(513) > plain.launch(513)
@@ -206,10 +207,10 @@ def test_fp8_weights_and_activations_on_an_h200():
 
 def test_kv_pool_is_near_what_the_engines_reported():
     q8 = model.load_shape(ModelParams(config="qwen3-8b", weights="dummy"), ROOT)
-    for shape, gpu, reported in ((SHAPE, "A40", 430_528), (q8, "A100-80GB-SXM", 410_240)):
+    for shape, gpu, reported, off in ((SHAPE, "A40", 430_528, 0.1), (q8, "A100-80GB-SXM", 410_240, 0.03)):
         engine = params.VllmEngine(kind="vllm", max_num_batched_tokens=2048)
         s = server_limits.server("vllm", engine, shape, hardware.catalog()[gpu])
-        assert s.kv_tokens == pytest.approx(reported, rel=0.08)
+        assert s.kv_tokens == pytest.approx(reported, rel=off)
         said = server_limits.server("vllm", engine, shape, hardware.catalog()[gpu], {"kv_cache_tokens": reported})
         assert said.kv_tokens == reported
 

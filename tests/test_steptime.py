@@ -119,7 +119,10 @@ def test_sliding_window_bounds_what_decodes_read():
     import dataclasses
 
     shape = model.load_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), Path("."))
-    windowed = dataclasses.replace(shape, sliding_window=1000, sliding_layers=shape.layers)
+    (every,) = shape.attention
+    windowed = dataclasses.replace(
+        shape, attention=(dataclasses.replace(every, kind="sliding", window=1000, limit=1000),)
+    )
     times, plain = VllmTimes(windowed, A40, constants()), VllmTimes(shape, A40, constants())
     a, b = times.decode(4, 4 * 8000)
     assert a + b * 32000 == pytest.approx(sum(f * k for f, k in zip(plain.decode(4, 0), (1, 4000), strict=True)))
@@ -165,9 +168,7 @@ def test_a_late_first_event_is_part_of_ttft_and_not_of_tpot(qwen):
 
 
 def test_a_small_model_decodes_no_faster_than_a_step_is_prepared(qwen):
-    import dataclasses
-
-    tiny = dataclasses.replace(qwen, layers=2)
+    tiny = qwen.with_layers(2)
     times = VllmTimes(tiny, CATALOG["H200"], constants(prepare_s=0.0025))
     assert times.decode(1, 1000) == (0.0025, 0.0) and times.launch_bound(512, 2048)[1]
     assert sum(times.parts(1, 1000, []).values()) == pytest.approx(0.0025)

@@ -77,6 +77,11 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     command("check", _check, "validate a parameter file")
+    from .model import add_options as add_model_options
+
+    add_model_options(
+        command("model", _model, "what a model is and whether it fits: parameters, bytes, KV pool", params=False)
+    )
     sub = command("plan", _plan, "every point with its predicted time and cost, before any GPU is rented")
     sub.add_argument("--json", action="store_true")
     sub.add_argument("--budget-minutes", type=float, metavar="M", help="propose what to drop to end within M minutes")
@@ -154,6 +159,12 @@ def _check(options: argparse.Namespace) -> int:
         f"{options.params}: valid. {book.shape.name} on {gpu.name}, engines {engines}, {len(book.params.sweeps)} sweeps"
     )
     return 0
+
+
+def _model(options: argparse.Namespace) -> int:
+    from .model import main as model
+
+    return model(options)
 
 
 def _plan(options: argparse.Namespace) -> int:

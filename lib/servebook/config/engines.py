@@ -40,6 +40,9 @@ class BatchingEngine(Strict):
     tensor_parallel_size: Count = 1
     pipeline_parallel_size: Count = 1
     data_parallel_size: Count = 1
+    # of a mixture of experts: whole experts on each GPU, not a slice of every one; left out of what a run stores unless
+    # given
+    enable_expert_parallel: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
     env: dict[str, str] = {}
     startup_timeout_s: Seconds = 900
     restart_after_failure: bool = True  # once, for the next point; false: what is left of the session is left out

@@ -142,6 +142,8 @@ def _engine_flags(engine: VllmEngine, on_cpu: bool) -> list[str]:
     for key in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
         if (value := getattr(engine, key)) > 1:
             flags += [f"--{key.replace('_', '-')}", str(value)]
+    if engine.enable_expert_parallel:
+        flags.append("--enable-expert-parallel")
     if on_cpu:
         flags += ["--kv-cache-memory-bytes", str(int(engine.cpu_kv_cache_gib * 2**30))]
     else:

@@ -1,22 +1,58 @@
-"""A dense decoder's arithmetic: parameters, bytes and FLOPs as exact counts. Knows no GPU and reads no file.
+"""A decoder's arithmetic: parameters, bytes and FLOPs as exact counts. Knows no GPU and reads no file.
 
 Conventions. A matrix-vector product of an m×n matrix costs 2·m·n FLOPs. "Linear" means the matrices of the decoder
-layers (attention projections and MLP), not the LM head. Quantization touches the linear matrices only: embedding, LM
-head, norms and biases keep the run's dtype unless the checkpoint's quantization_config says the LM head is quantized.
-Scales of group-quantized weights are counted (one element of the run's dtype per group); zero points and the scales
-per tensor, channel or 128×128 block are not (under 1 % of the weights).
+layers (attention projections, MLPs, experts, routers), not the LM head. Stored bytes are those of a checkpoint's
+format, scales and zero points included. Of a mixture of experts a token multiplies those it is routed to; a step of
+many tokens reads those that any of them is routed to, taken as drawn uniformly.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+
+from .layers import AttentionLayers, causal_pairs
+
+__all__ = ["DTYPE_BYTES", "AttentionLayers", "Experts", "Matrices", "ModelShape", "causal_pairs"]
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, kw_only=True)
+class Matrices:
+    """Weights that are used, stored and split alike, over all layers.
+
+    part: attention, mlp, experts, router, state, head, embedding, small (norms, biases), tower (vision, audio).
+    split: how tensor parallel divides them: tensor (evenly), kv (by KV heads), none (each rank has all), vocab,
+    experts. multiplies: what the tensor cores multiply; None: not multiplied (embeddings, norms).
+    quantized_inputs: elements a token that are quantized before they are multiplied."""
+
+    part: str
+    split: str
+    parameters: int
+    stored_bytes: int
+    multiplies: str | None = None
+    quantized_inputs: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """The routed experts of a mixture: `count` a layer in `layers` layers, of which a token goes to `per_token`."""
+
+    count: int
+    per_token: int
+    layers: int
+    intermediate: int
+
+    def touched(self, tokens: float) -> float:
+        """Distinct experts of a layer that `tokens` tokens are routed to, each choice alike: E·(1 − (1 − k/E)^n)."""
+        return self.count * (1 - (1 - self.per_token / self.count) ** tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """A decoder of `layers` equal layers with grouped-query attention and a gated MLP. All counts are exact ints."""
+    """A decoder as it is served. heads, kv_heads, head_dim, intermediate: of its first attention layer and widest MLP,
+    for people to read; what is computed comes from `matrices` and `attention`. All counts are exact."""
 
     name: str
     layers: int
@@ -28,20 +64,19 @@ class ModelShape:
     vocab: int
     tied_embeddings: bool
     max_context_tokens: int
+    matrices: tuple[Matrices, ...]
+    attention: tuple[AttentionLayers, ...]
+    experts: Experts | None = None
     family: str = "llama"
     dtype: str = "bfloat16"
-    weight_bits: int = 16  # of the linear matrices
-    weight_group: int | None = None  # weights per scale, where they share one
-    lm_head_bits: int = 16
-    compute_dtype: str = "bfloat16"  # what the tensor cores multiply: weight-only quantization keeps the run's dtype
-    kv_bytes_per_element: int = 2
-    sliding_window: int | None = None  # tokens a windowed layer attends to
-    sliding_layers: int = 0
-    qkv_bias: bool = False
-    out_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    norms_per_layer: int = 2
+    quantization: str = "none"
+    weight_bits: int = 16  # of the quantized matrices
+    kv_bytes_per_element: float = 2
+    tower_bytes_beside: int = 0  # of towers that a server loads and a causal language model has not
+    notes: tuple[str, ...] = ()  # what of the model is not predicted
+
+    def _sum(self, field: str, *parts: str) -> int:
+        return sum(getattr(m, field) for m in self.matrices if m.part in parts)
 
     @property
     def element_bytes(self) -> int:
@@ -49,10 +84,25 @@ class ModelShape:
         return DTYPE_BYTES[self.dtype]
 
     @property
+    def parameters(self) -> int:
+        """All of them; a table that embedding and LM head share counts once."""
+        return sum(m.parameters for m in self.matrices)
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token of text meets: of the experts those that it is routed to, no towers."""
+        routed = self._sum("parameters", "experts")
+        return self.parameters - self._sum("parameters", "tower") - routed + round(routed * self.expert_share)
+
+    @property
+    def expert_share(self) -> float:
+        """The share of the experts that one token is routed to."""
+        return self.experts.per_token / self.experts.count if self.experts else 1.0
+
+    @property
     def linear_parameters(self) -> int:
-        """Weights in the matrices of all layers: Q, K, V, O, gate, up, down."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+        """Weights in the matrices of all layers, every expert included."""
+        return self._sum("parameters", *LINEAR)
 
     @property
     def embedding_parameters(self) -> int:
@@ -62,67 +112,96 @@ class ModelShape:
     @property
     def lm_head_parameters(self) -> int:
         """Parameters of an LM head of its own; 0 where it shares the embedding table."""
-        return 0 if self.tied_embeddings else self.vocab * self.hidden
+        return self._sum("parameters", "head")
 
     @property
     def small_parameters(self) -> int:
-        """Norms and biases."""
-        layer = self.norms_per_layer * self.hidden
-        layer += 2 * self.head_dim if self.qk_norm else 0
-        layer += self.head_dim * (self.heads + 2 * self.kv_heads) if self.qkv_bias else 0
-        layer += self.hidden if self.out_bias else 0
-        layer += 2 * self.intermediate + self.hidden if self.mlp_bias else 0
-        return self.layers * layer + self.hidden
-
-    @property
-    def parameters(self) -> int:
-        """All of them; a table that embedding and LM head share counts once."""
-        return self.linear_parameters + self.small_parameters + self.embedding_parameters + self.lm_head_parameters
+        """Norms, biases, convolutions."""
+        return self._sum("parameters", "small")
 
     @property
     def linear_weight_bytes(self) -> int:
-        """Bytes of the linear matrices, with the scales of their groups."""
-        scales = self.linear_parameters // self.weight_group * self.element_bytes if self.weight_group else 0
-        return self.linear_parameters * self.weight_bits // 8 + scales
+        """Bytes of the linear matrices as they are stored, with their scales."""
+        return self._sum("stored_bytes", *LINEAR)
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of all routed experts."""
+        return self._sum("stored_bytes", "experts")
 
     @property
     def activation_quantization_bytes(self) -> int:
-        """Bytes a token that quantizing the inputs of all matrices moves: read in the run's dtype, written in 8 bits. 0
-        where the matrices multiply in the run's dtype."""
-        if self.compute_dtype not in ("fp8", "int8"):
-            return 0
-        inputs = 2 * self.hidden + self.heads * self.head_dim + self.intermediate  # of Q/K/V, gate/up; of O; of down
-        return self.layers * inputs * (self.element_bytes + 1)
+        """Bytes a token that quantizing the inputs of matrices moves: read in the run's dtype, written in 8 bits."""
+        return sum(m.quantized_inputs for m in self.matrices) * (self.element_bytes + 1)
 
     @property
     def lm_head_bytes(self) -> int:
         """Bytes the LM head reads per step; the embedding table where it is tied."""
-        return self.embedding_parameters * self.lm_head_bits // 8
+        return self._sum("stored_bytes", "head") or self.embedding_parameters * self.element_bytes
 
     @property
     def embedding_bytes(self) -> int:
-        """Bytes of the embedding table."""
-        return self.embedding_parameters * self.element_bytes
+        """Bytes of the embedding tables."""
+        return self._sum("stored_bytes", "embedding")
+
+    @property
+    def dense_read_bytes(self) -> int:
+        """Weight bytes that every step reads: all but embeddings, towers and routed experts."""
+        read = self._sum("stored_bytes", "small", "head", *LINEAR) - self.expert_bytes
+        return read + (0 if self.lm_head_parameters else self.lm_head_bytes)
 
     @property
     def decode_weight_bytes(self) -> int:
-        """Weight bytes streamed by one decode step: everything but the embedding lookup (post 1, value 2)."""
-        return self.linear_weight_bytes + self.small_parameters * self.element_bytes + self.lm_head_bytes
+        """Weight bytes streamed by one decode step of one sequence: everything but the embedding lookup (post 1, value
+        2), and of the experts those that one token is routed to."""
+        return self.read_bytes(1)
+
+    def read_bytes(self, tokens: float) -> int:
+        """Weight bytes that a step of so many tokens reads."""
+        if not self.experts:
+            return self.dense_read_bytes
+        return self.dense_read_bytes + round(self.expert_bytes * self.experts.touched(tokens) / self.experts.count)
 
     @property
     def weight_bytes(self) -> int:
         """Weight bytes resident in memory."""
-        return self.decode_weight_bytes + (0 if self.tied_embeddings else self.embedding_bytes)
+        return sum(m.stored_bytes for m in self.matrices)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """layers · kv_heads · head_dim · 2 (K and V) · bytes per element (post 1, value 1)."""
-        return self.layers * self.kv_heads * self.head_dim * 2 * self.kv_bytes_per_element
+        """Bytes cached a token: over the layers, KV heads · head dimension · 2 (K and V) · bytes per element (post 1,
+        value 1); a latent vector where attention is latent."""
+        return round(sum(a.layers * a.token_bytes for a in self.attention))
+
+    @property
+    def state_bytes_per_sequence(self) -> int:
+        """Bytes of the states that state-space and linear-attention layers keep of a sequence."""
+        return sum(a.layers * a.state_bytes for a in self.attention)
+
+    @property
+    def compute_dtype(self) -> str:
+        """What most of a token's FLOPs are multiplied in."""
+        by_dtype: dict[str, float] = {}
+        for m in self.matrices:
+            if m.part in LINEAR and m.multiplies:
+                by_dtype[m.multiplies] = by_dtype.get(m.multiplies, 0.0) + self._active(m)
+        return max(by_dtype, key=lambda d: by_dtype[d]) if by_dtype else self.dtype
+
+    def _active(self, m: Matrices) -> float:
+        return m.parameters * (self.expert_share if m.part == "experts" else 1.0)
+
+    def linear_flops(self) -> dict[str, float]:
+        """FLOPs of a token in the layers' matrices by what they are multiplied in."""
+        out: dict[str, float] = {}
+        for m in self.matrices:
+            if m.part in LINEAR and m.multiplies:
+                out[m.multiplies] = out.get(m.multiplies, 0.0) + 2 * self._active(m)
+        return out
 
     @property
     def linear_flops_per_token(self) -> int:
-        """2·m·n summed over the matrices of all layers (post 2); no LM head."""
-        return 2 * self.linear_parameters
+        """2·m·n summed over the matrices of all layers that a token meets (post 2); no LM head."""
+        return round(sum(self.linear_flops().values()))
 
     @property
     def lm_head_flops(self) -> int:
@@ -132,17 +211,25 @@ class ModelShape:
     @property
     def attention_flops_per_context_token(self) -> int:
         """4 · layers · heads · head_dim: QKᵀ and the weighted sum of V, per query token and token attended to."""
-        return 4 * self.layers * self.heads * self.head_dim
+        return sum(2 * a.layers * a.heads * (a.key_dim + a.value_dim) for a in self.attention)
+
+    @property
+    def sliding_window(self) -> int | None:
+        """Tokens that a layer which does not see the whole context attends to; None where every layer does."""
+        return min((a.limit for a in self.attention if a.limit), default=None)
+
+    @property
+    def sliding_layers(self) -> int:
+        """Layers with a window."""
+        return sum(a.layers for a in self.attention if a.limit)
 
     def attended(self, context_tokens: float) -> float:
-        """Tokens attended to by one query, averaged over the layers: the context, cut by the window where there is one.
-
-        Exactly `context_tokens` without a sliding window. KV bytes read and attention FLOPs are proportional to it.
-        """
+        """Tokens attended to by one query, averaged over the KV bytes of the layers: the context, cut by the window
+        where there is one. Exactly `context_tokens` where every layer sees all of it."""
         if self.sliding_window is None or context_tokens <= self.sliding_window:
             return context_tokens
-        full = (self.layers - self.sliding_layers) * context_tokens
-        return (full + self.sliding_layers * self.sliding_window) / self.layers
+        whole = sum(a.layers * a.token_bytes for a in self.attention)
+        return sum(a.layers * a.token_bytes * a.attended(context_tokens) for a in self.attention) / whole
 
     def kv_read_bytes(self, context_tokens: float) -> float:
         """KV bytes one decode step reads for one sequence."""
@@ -150,11 +237,13 @@ class ModelShape:
 
     def attention_flops(self, start: int, tokens: int) -> int:
         """Causal attention FLOPs of query tokens start+1 … start+tokens (a chunk; decode: tokens=1)."""
-        per_layer = self.attention_flops_per_context_token // self.layers
-        windowed = self.sliding_layers if self.sliding_window else 0
-        pairs = (self.layers - windowed) * _causal_pairs(start, tokens, None)
-        pairs += windowed * _causal_pairs(start, tokens, self.sliding_window)
-        return per_layer * pairs
+        pairs = sum(2 * a.layers * a.heads * (a.key_dim + a.value_dim) * a.pairs(start, tokens) for a in self.attention)
+        return round(pairs + tokens * self.state_flops_per_token)
+
+    @property
+    def state_flops_per_token(self) -> int:
+        """FLOPs of a token in the recurrences of state-space and linear-attention layers."""
+        return sum(a.layers * a.state_flops for a in self.attention)
 
     def prefill_flops(self, prompt_tokens: int) -> int:
         """L·linear + attention·L(L+1)/2 + one LM head (post 2)."""
@@ -163,14 +252,75 @@ class ModelShape:
 
     def decode_flops(self, batch: int, context_tokens: int) -> int:
         """batch · (linear + LM head + attention at a context of T tokens) (post 1, value 5)."""
-        attention = int(self.attention_flops_per_context_token * self.attended(context_tokens))
-        return batch * (self.linear_flops_per_token + self.lm_head_flops + attention)
+        attention = sum(
+            2 * a.layers * a.heads * a.decode_dim * a.attended(context_tokens) / a.tokens_per_state
+            for a in self.attention
+        )
+        own = self.linear_flops_per_token + self.lm_head_flops + self.state_flops_per_token
+        return batch * (own + int(attention))
+
+    def rank(self, tensor: int, experts_over: int = 1) -> ModelShape:
+        """What one of `tensor` ranks holds and computes. experts_over: ranks that hold whole experts each (expert
+        parallel), else every expert is split like the other matrices."""
+        if tensor == 1 and experts_over == 1:
+            return self
+        matrices = tuple(self._part_of(m, tensor, experts_over) for m in self.matrices)
+        attention = tuple(a.rank(tensor) for a in self.attention)
+        return replace(
+            self, heads=max(1, self.heads // tensor), kv_heads=max(1, self.kv_heads // tensor),
+            intermediate=self.intermediate // tensor, vocab=-(-self.vocab // tensor), matrices=matrices,
+            attention=attention,
+        )  # fmt: skip
+
+    def with_fp8_weights(self) -> ModelShape:
+        """The same with its layers' matrices in 8 bits, weights and activations, as an engine makes them of others."""
+        inputs = 2 * self.hidden + self.heads * self.head_dim + self.intermediate  # of Q/K/V, gate/up; of O; of down
+        each = self.layers * inputs  # counted once, with the first of them
+        quantized = []
+        for m in self.matrices:
+            if m.part in LINEAR and m.part != "router":
+                m = replace(m, stored_bytes=m.parameters, multiplies="fp8", quantized_inputs=each)
+                each = 0
+            quantized.append(m)
+        return replace(self, matrices=tuple(quantized), weight_bits=8, quantization="fp8")
+
+    def with_fp8_kv(self) -> ModelShape:
+        """The same with its KV cache in 8 bits."""
+        kinds = tuple(a if a.kind in ("state", "indexer") else replace(a, element_bytes=1) for a in self.attention)
+        return replace(self, attention=kinds, kv_bytes_per_element=1)
+
+    def stage(self, stages: int) -> ModelShape:
+        """The largest of `stages` pipeline stages; embeddings and LM head as they are."""
+        return self if stages == 1 else self.with_layers(-(-self.layers // stages))
+
+    def with_layers(self, layers: int) -> ModelShape:
+        """The same with another number of layers, its kinds of them as frequent as before."""
+        share = layers / self.layers
+        matrices = tuple(
+            replace(m, parameters=round(m.parameters * share), stored_bytes=round(m.stored_bytes * share))
+            if m.part in (*LINEAR, "small") else m
+            for m in self.matrices
+        )  # fmt: skip
+        attention = tuple(replace(a, layers=math.ceil(a.layers * share)) for a in self.attention)
+        experts = self.experts and replace(self.experts, layers=math.ceil(self.experts.layers * share))
+        return replace(self, layers=layers, matrices=matrices, attention=attention, experts=experts)
+
+    def _part_of(self, m: Matrices, tensor: int, experts_over: int) -> Matrices:
+        share = 1.0
+        if m.split == "tensor":
+            share = 1 / tensor
+        elif m.split == "kv":
+            share = max(1, self.kv_heads // tensor) / self.kv_heads
+        elif m.split == "vocab":
+            share = -(-self.vocab // tensor) / self.vocab
+        elif m.split == "experts":
+            share = 1 / (experts_over if experts_over > 1 else tensor)
+        if share == 1.0:
+            return m
+        return replace(
+            m, parameters=round(m.parameters * share), stored_bytes=round(m.stored_bytes * share),
+            quantized_inputs=m.quantized_inputs,
+        )  # fmt: skip
 
 
-def _causal_pairs(start: int, tokens: int, window: int | None) -> int:
-    """sum of min(i, window) over i = start+1 … start+tokens"""
-    end = start + tokens
-    if window is None or end <= window:
-        return (end * (end + 1) - start * (start + 1)) // 2
-    below = max(window - start, 0)
-    return _causal_pairs(start, below, None) + (tokens - below) * window
+LINEAR = ("attention", "mlp", "experts", "router", "state")

@@ -90,7 +90,8 @@ def _first_token(times: VllmTimes, result: Result) -> Parts:
             add("own_prefill_s", parts["prefill"] * share)
             add("prefill_of_others_s", parts["prefill"] * (1 - share))
             add("weights_s", parts["weights"])
-            add("decodes_of_others_s", parts["compute"] + parts["kv_reads"])
+            add("experts_s", parts.get("experts", 0.0))
+            add("decodes_of_others_s", parts["compute"] + parts["kv_reads"] + parts.get("states", 0.0))
             add("mixed_attention_s", parts["mixed_attention"])
             add("host_s", parts["host"])
             add("launch_s", parts["launch"])
@@ -105,13 +106,13 @@ def _first_token(times: VllmTimes, result: Result) -> Parts:
 
 def _naive(scenario: Scenario, times: NaiveTimes, result: Result) -> dict[str, Parts]:
     prompt, output = scenario.spec.prompt_tokens, scenario.spec.output_tokens
-    compute = prompt * times.token_s + times.sample_s
+    compute = times.weights.multiply_s(prompt) + times.sample_s
     attention = times.prefill_attention(0, prompt)
     first = {
         "front_end_s": times.frontend(prompt),
         "queue_s": result.mean("queue_s"),
         "weights_s": times.weights_s,
-        "own_prefill_s": times.linear(compute) - times.weights_s + attention,
+        "own_prefill_s": times.linear(compute, prompt) - times.weights_s + attention,
     }
     first["host_s"] = times.prefill(prompt) - first["weights_s"] - first["own_prefill_s"]
     token = {f"{n}_s": v for n, v in times.parts(prompt, output).items()} if output > 1 else {}
@@ -120,7 +121,9 @@ def _naive(scenario: Scenario, times: NaiveTimes, result: Result) -> dict[str, P
 
 LABELS = {
     "weights_s": "reading weights",
+    "experts_s": "reading experts",
     "kv_reads_s": "reading KV",
+    "states_s": "recurrent states",
     "kv_recopy_s": "KV recopy",
     "compute_s": "GEMMs not hidden",
     "prefill_of_others_s": "prefill of others",
@@ -142,8 +145,14 @@ def waterfall(times: Times, parts: Parts) -> list[tuple[str, float]]:
 
     The start is weights and KV over the datasheet's bandwidth; what the bandwidth reached costs beyond that follows.
     """
-    reads = parts.get("weights_s", 0.0) + parts.get("kv_reads_s", 0.0)
+    read = ("weights_s", "experts_s", "kv_reads_s")
+    reads = sum(parts.get(n, 0.0) for n in read)
     share = times.constants["bandwidth_share"]
     steps = [("roofline says", reads * share), ("bandwidth reached", reads * (1 - share))]
+<<<<<<< HEAD
     rest = [(LABELS[n], v) for n, v in parts.items() if n not in ("weights_s", "kv_reads_s") and v]
     return [step for step in steps if step[1] > 0] + sorted(rest, key=lambda p: -p[1])
+=======
+    rest = [(LABELS[n], v) for n, v in parts.items() if n not in read and v]
+    return steps + sorted(rest, key=lambda p: -abs(p[1]))
+>>>>>>> 49779c1 (Shapes from the models' own code: experts, latent attention, windows, states, towers, quantized checkpoints; servebook model; the KV pool in vLLM's groups)

@@ -5,11 +5,13 @@ Tensor parallel (tp): every matrix is split over tp ranks, which sum their resul
 are split into stages, which hand their activations on; pp batches are in flight, so each of pp groups of requests sees
 one pass through all stages a token, and the groups share one KV pool. Data parallel (dp): replicas with requests and a
 KV pool of their own. A group of requests (dp · pp of them) is simulated by itself, with its share of the load.
+A mixture's experts are spread over all tp · dp ranks, whole ones with expert parallel, else a slice of each: replicas
+then step together, gather each other's tokens before the experts of every layer and scatter the results after them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..common.errors import ServebookError
 from ..hardware.catalog import Gpu
@@ -30,6 +32,7 @@ class Layout:
     tensor: int = 1
     pipeline: int = 1
     data: int = 1
+    expert: bool = False  # whole experts on each rank
 
     @property
     def gpus(self) -> int:
@@ -58,32 +61,33 @@ class Layout:
                 f"At most {shape.layers}",
             )
 
-    @staticmethod
-    def _splits(shape: ModelShape, tp: int) -> bool:
-        kv = shape.kv_heads % tp == 0 or tp % shape.kv_heads == 0
-        return shape.heads % tp == 0 and kv and shape.intermediate % tp == 0
+    def _splits(self, shape: ModelShape, tp: int) -> bool:
+        for a in shape.attention:
+            if a.kind in ("state", "indexer"):
+                continue
+            if a.heads % tp or not (a.kv_heads % tp == 0 or tp % a.kv_heads == 0):
+                return False
+        if shape.experts and not self.expert and shape.experts.intermediate % (tp * self.data):
+            return False
+        return shape.intermediate % tp == 0
 
     def rank(self, shape: ModelShape) -> ModelShape:
         """What one rank of each stage holds and computes, over all stages. With fewer KV heads than ranks, one each."""
-        tp = self.tensor
-        if tp == 1:
-            return shape
-        return replace(
-            shape, heads=shape.heads // tp, kv_heads=max(1, shape.kv_heads // tp),
-            intermediate=shape.intermediate // tp, vocab=-(-shape.vocab // tp),
-        )  # fmt: skip
+        return shape.rank(self.tensor, self.tensor * self.data if shape.experts else 1)
 
     def stage(self, shape: ModelShape) -> ModelShape:
         """One rank of the largest stage."""
-        return replace(self.rank(shape), layers=-(-shape.layers // self.pipeline))
+        return self.rank(shape).stage(self.pipeline)
 
     def weight_bytes(self, shape: ModelShape) -> int:
         """Weight bytes on the fullest GPU; of several stages the first holds the embedding, the last the LM head."""
         stage = self.stage(shape)
         if self.pipeline == 1:
-            return stage.weight_bytes
-        layers = stage.linear_weight_bytes + stage.small_parameters * stage.element_bytes
-        return layers + max(stage.embedding_bytes, stage.lm_head_bytes)
+            return stage.weight_bytes + stage.tower_bytes_beside
+        ends = stage.embedding_bytes if stage.lm_head_parameters == 0 else stage.lm_head_bytes
+        towers = sum(m.stored_bytes for m in stage.matrices if m.part == "tower") + stage.tower_bytes_beside
+        layers = stage.weight_bytes - stage.embedding_bytes - (stage.lm_head_bytes if stage.lm_head_parameters else 0)
+        return layers - (towers - stage.tower_bytes_beside) + max(stage.embedding_bytes + towers, ends)
 
     def kv_tokens(self, shape: ModelShape, bytes_per_gpu: float) -> int:
         """Tokens whose KV one replica holds where each of its GPUs has so many bytes for it."""
@@ -94,7 +98,11 @@ class Layout:
 
     def link_latency_s(self, gpu: Gpu) -> float:
         """Seconds of a small all-reduce between the ranks of a stage."""
-        return NVLINK_LATENCY_S if gpu.nvlink_gb_per_s else PCIE_BASE_S + 2 * (self.tensor - 1) * PCIE_HOP_S
+        return self._small_s(gpu, self.tensor)
+
+    @staticmethod
+    def _small_s(gpu: Gpu, ranks: int) -> float:
+        return NVLINK_LATENCY_S if gpu.nvlink_gb_per_s else PCIE_BASE_S + 2 * (ranks - 1) * PCIE_HOP_S
 
     def all_reduce_s(self, gpu: Gpu, size_bytes: float, share: float | None = None) -> float:
         """latency + 2 · (n − 1) / n · bytes ÷ link rate: what a rank of a ring sends (nccl-tests' bus bandwidth)."""
@@ -114,6 +122,11 @@ class Layout:
             step += (calls + 1) * self.link_latency_s(gpu)  # and one gather of the logits
             token += calls * 2 * (tp - 1) / tp * row / rate
             sampled += (tp - 1) / tp * shape.vocab * shape.element_bytes / rate
+        if self.data > 1 and shape.experts:
+            # vLLM's allgather_reducescatter: a rank sends and receives every other replica's tokens, twice a layer
+            layers, others = shape.experts.layers, self.data - 1
+            step += 2 * layers * self._small_s(gpu, self.data)
+            token += 2 * layers * others * row / tp / rate
         if hops:
             step += hops * SEND_S
             token += hops * 2 * row / tp / rate  # hidden states and the residual, each rank its part

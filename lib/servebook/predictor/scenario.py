@@ -163,7 +163,8 @@ class Scenario:
         if self.overlap and self.overlap != times.overlap:
             times = copy.copy(times)
             times.overlap = self.overlap
-        return simulation.simulate(self.server.config, times, load, log=log)
+        config = self.server.config_for(self.spec.prompt_tokens + self.spec.output_tokens)
+        return simulation.simulate(config, times, load, log=log)
 
     def _equal(self, group: Scenario) -> float:
         """How many groups of this size would hold the whole load."""
@@ -291,7 +292,7 @@ def capacity_per_s(
     """The request rate at saturation: a closed loop with as many clients as have a seat and KV (`most` a group). like:
     a point with such a workload."""
     load = Load(jitter_s=0.0, warmup_requests=0)
-    config, groups = server.config, server.layout.groups
+    config, groups = server.config_for(prompt_tokens + output_tokens), server.layout.groups
     held = max(1, config.kv_blocks * config.block_size // (prompt_tokens + output_tokens))
     c = 1 if server.naive else max(1, min(config.max_num_seqs, held, most)) * groups
     spec = PointSpec("", server.name, "", "concurrency", prompt_tokens, output_tokens, concurrency=c)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config.params import BatchingEngine, Engine, NaiveEngine, VllmEngine
 from ..hardware.catalog import GIB, Gpu
 from ..model.reader import ModelShape
+from .kv_groups import Pool, pool
 from .parallel import ALONE, Layout
 from .scheduler import SchedulerConfig
 from .steptime import NaiveTimes, VllmTimes
 
 Times = VllmTimes | NaiveTimes
 BIG_GPU_GIB, HUGE_GPU_GIB = 70, 160  # vLLM's lines for larger default budgets (the A100 excepted)
-NON_TORCH_GIB = 0.9  # CUDA context, NCCL and cuBLAS workspaces outside PyTorch
+# outside PyTorch when vLLM measures: 0.23 to 0.24 on the H200 runs of 2026-11-29, NCCL's buffers with several GPUs
+NON_TORCH_GIB, NCCL_GIB = 0.25, 0.3
+NAIVE_NON_TORCH_GIB = 0.9  # CUDA context and workspaces of the naive server
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Server:
     problem: str | None = None
     notes: tuple[str, ...] = ()
     captured_tokens: int = 512  # the largest step with CUDA graphs, 0: eager
+    pool: Pool | None = None
 
     @property
     def naive(self) -> bool:
@@ -52,9 +56,24 @@ class Server:
             return self.problem
         if total > self.max_model_len:
             return f"does not fit: {total:,} tokens exceed the context of {self.max_model_len:,}"
-        if total > self.kv_tokens:
-            return f"does not fit: {total:,} tokens exceed the KV pool of {self.kv_tokens:,}"
+        if total > (held := self.held_tokens(total)):
+            return f"does not fit: {total:,} tokens exceed the KV pool of {held:,}"
         return None
+
+    def held_tokens(self, each: int) -> int:
+        """Tokens that a replica holds of requests of so many tokens each: where windows or states are grouped beside
+        full attention, not as many of short ones as of the longest."""
+        if self.pool is None or len(self.pool.groups) < 2 or not self.pool.blocks:
+            return self.kv_tokens
+        return int(self.kv_tokens * self.pool.tokens(each) / max(self.pool.tokens(self.max_model_len), 1))
+
+    def config_for(self, each: int) -> SchedulerConfig:
+        """The scheduler's limits for requests of so many tokens each."""
+        held = self.held_tokens(each)
+        if held == self.kv_tokens:
+            return self.config
+        blocks = max((held // self.config.block_size - 1) // self.layout.pipeline, 1)
+        return replace(self.config, kv_blocks=blocks)
 
 
 def server(name: str, engine: Engine, shape: ModelShape, gpu: Gpu, facts: Mapping[str, Any] | None = None) -> Server:
@@ -64,7 +83,7 @@ def server(name: str, engine: Engine, shape: ModelShape, gpu: Gpu, facts: Mappin
     """
     known = {k: v for k, v in (facts or {}).items() if v is not None}
     if isinstance(engine, NaiveEngine):
-        free = int(gpu.memory_bytes * 0.95 - shape.weight_bytes - NON_TORCH_GIB * GIB)
+        free = int(gpu.memory_bytes * 0.95 - shape.weight_bytes - NAIVE_NON_TORCH_GIB * GIB)
         tokens = max(0, free // (3 * shape.kv_bytes_per_token))  # old buffer, new buffer, copies of a growing cache
         problem = _too_big(shape, gpu, ALONE) if free <= 0 else None
         return Server(
@@ -72,9 +91,11 @@ def server(name: str, engine: Engine, shape: ModelShape, gpu: Gpu, facts: Mappin
             "memory left beside the weights", problem,
         )  # fmt: skip
     given = engine
-    layout = Layout(given.tensor_parallel_size, given.pipeline_parallel_size, given.data_parallel_size)
+    layout = Layout(
+        given.tensor_parallel_size, given.pipeline_parallel_size, given.data_parallel_size, given.enable_expert_parallel
+    )
     layout.check(shape, f"engines.{name}")
-    notes = []
+    notes = list(shape.notes)
     if not isinstance(engine, VllmEngine):
         notes.append("predicted as if it were vLLM with these settings")
     big = gpu.memory_gib >= BIG_GPU_GIB and "A100" not in gpu.name
@@ -84,26 +105,27 @@ def server(name: str, engine: Engine, shape: ModelShape, gpu: Gpu, facts: Mappin
     budget = max(int(budget), int(seats)) if "max_num_batched_tokens" not in known else int(budget)
     context = int(known.get("max_model_len") or given.max_model_len or shape.max_context_tokens)
     block = int(known.get("block_size") or (128 if gpu.is_cpu else 16))
-    tokens, source = _kv_pool(given, shape, gpu, layout, budget, int(seats), known)
+    caching = bool(known.get("prefix_caching", given.prefix_caching))
+    asynchronous = bool(known.get("async_scheduling", not gpu.is_cpu) and layout.pipeline == 1)
+    held, source = _kv_pool(given, shape, gpu, layout, budget, int(seats), block, caching, asynchronous)
+    tokens = int(known["kv_cache_tokens"]) if "kv_cache_tokens" in known else held.tokens(context)
+    source = "the engine's log" if "kv_cache_tokens" in known else source
     problem = None
     if tokens <= 0:
         problem = _too_big(shape, gpu, layout)
     elif context > tokens and "kv_cache_tokens" not in known:
         problem = f"does not fit: vLLM refuses a context of {context:,} over a KV pool of {tokens:,}; set max_model_len"
-    caching = known.get("prefix_caching", given.prefix_caching)
     stages = layout.pipeline  # their groups share the seats and the pool; each waits for its own batch to come through
-    asynchronous = known.get("async_scheduling", not gpu.is_cpu) and stages == 1
     config = SchedulerConfig(
         max_num_batched_tokens=budget, max_num_seqs=max(int(seats) // stages, 1), block_size=block,
-        kv_blocks=max((tokens // block - 1) // stages, 1), async_scheduling=bool(asynchronous),
-        prefix_caching=bool(caching),
+        kv_blocks=max((tokens // block - 1) // stages, 1), async_scheduling=asynchronous, prefix_caching=caching,
     )  # fmt: skip
     # vLLM's rule for cudagraph_capture_sizes (config/vllm.py, 0.26 to 0.32)
     captured = min(2 * int(seats), 1024 if gpu.generation == "blackwell" else 512, budget)
     if known.get("cuda_graphs", not given.enforce_eager) is False:
         captured = 0
     return Server(
-        name, "vllm", shape, gpu, config, context, layout, tokens, source, problem, tuple(notes), captured
+        name, "vllm", shape, gpu, config, context, layout, tokens, source, problem, tuple(notes), captured, held
     )  # fmt: skip
 
 
@@ -114,23 +136,33 @@ def _too_big(shape: ModelShape, gpu: Gpu, layout: Layout) -> str:
 
 
 def _kv_pool(
-    given: BatchingEngine,
-    shape: ModelShape,
-    gpu: Gpu,
-    layout: Layout,
-    budget: int,
-    seats: int,
-    known: Mapping[str, Any],
-) -> tuple[int, str]:
-    """(tokens of one replica, where the figure comes from)"""
-    if "kv_cache_tokens" in known:
-        return int(known["kv_cache_tokens"]), "the engine's log"
+    given: BatchingEngine, shape: ModelShape, gpu: Gpu, layout: Layout, budget: int, seats: int, block: int,
+    caching: bool, asynchronous: bool,
+) -> tuple[Pool, str]:  # fmt: skip
+    """(the pool of one replica, where the figure comes from)"""
+    kinds, hybrid = layout.stage(shape).attention, not gpu.is_cpu
+    in_flight = budget * (2 if asynchronous else layout.pipeline)
+
+    def of(available: float) -> Pool:
+        return pool(kinds, available, block=block, in_flight=in_flight, hybrid=hybrid, prefix_caching=caching)
+
     if gpu.is_cpu:
-        return layout.kv_tokens(shape, given.cpu_kv_cache_gib * GIB), "cpu_kv_cache_gib"
-    # the dummy pass that vLLM measures: MLP and residual buffers of a full budget, logits of every seat in fp32
+        return of(given.cpu_kv_cache_gib * GIB), "cpu_kv_cache_gib"
+    left = gpu.memory_bytes * given.gpu_memory_utilization - layout.weight_bytes(shape)
+    left -= activation_bytes(shape, layout, budget, seats)
+    talk = layout.gpus > (1 if shape.experts else layout.data)
+    left -= (NON_TORCH_GIB + (NCCL_GIB if talk else 0.0)) * GIB
+    return of(max(left, 0.0)), "memory left by weights and a guess of activations"
+
+
+def activation_bytes(shape: ModelShape, layout: Layout, budget: int, seats: int) -> float:
+    """What vLLM's dummy pass takes at its peak: logits of every seat, in the run's dtype and in fp32, beside the hidden
+    states of a full budget, its MLP's intermediate results, and the routed copies of its tokens. H200 runs of
+    2026-11-29 measured 1.04, 1.05 and 1.19 GiB where this says 1.05, 1.05 and 1.01."""
     rank = layout.rank(shape)
-    activation = budget * (3 * rank.intermediate + 4 * shape.hidden) * shape.element_bytes
-    activation += min(seats, budget) * shape.vocab * 4 * 3
-    left = gpu.memory_bytes * given.gpu_memory_utilization - activation - NON_TORCH_GIB * GIB
-    tokens = layout.kv_tokens(shape, left - layout.weight_bytes(shape))
-    return tokens, "memory left by weights and a guess of activations"
+    logits = min(seats, budget) * shape.vocab * (shape.element_bytes + 4)
+    inner = 2 * rank.intermediate
+    if shape.experts and rank.experts:
+        wide = max(2 * rank.experts.intermediate // (1 if layout.expert else layout.tensor * layout.data), shape.hidden)
+        inner = max(inner, shape.experts.per_token * (wide + rank.experts.intermediate))
+    return logits + budget * (inner + 4 * shape.hidden) * shape.element_bytes

@@ -22,6 +22,8 @@ from collections.abc import Mapping
 
 from ..hardware.catalog import Gpu
 from ..model.reader import ModelShape
+from .attention import AttentionTimes
+from .experts import WeightTimes
 from .parallel import ALONE, Layout
 from .power import draw, throttled
 from .scheduler import Step
@@ -41,21 +43,22 @@ IDLE_LAUNCH = 1.2
 class _Model:
     """Figures that every step shares. shape: what one GPU holds and computes."""
 
-    def __init__(self, shape: ModelShape, gpu: Gpu, constants: Mapping[str, float]) -> None:
+    def __init__(self, shape: ModelShape, gpu: Gpu, constants: Mapping[str, float], expert_ranks: int = 1) -> None:
         c = constants
         self.shape, self.constants = shape, dict(constants)
-        bandwidth = gpu.bytes_per_s * c["bandwidth_share"]
-        peak = gpu.flops_per_s(shape.compute_dtype)
-        self.weights_s = shape.decode_weight_bytes / bandwidth
-        self.token_s = shape.linear_flops_per_token / (peak * c["matmul_share"])
-        self.token_s += shape.activation_quantization_bytes / bandwidth
+        self.weights = WeightTimes(shape, gpu, constants, expert_ranks)
+        self.weights_s = self.weights.dense_s
         self.sample_s = shape.lm_head_flops / (gpu.flops_per_s(shape.dtype) * c["matmul_share"])
-        attention = gpu.flops_per_s(shape.dtype) * c["attention_share"]
-        self.kv_token_s = shape.kv_bytes_per_token / bandwidth
-        self.attention_flop_s = 1 / attention
-        self.pair_s = shape.attention_flops_per_context_token / attention
         # a decode's attention, a token of context: reading its KV, or on a CPU multiplying it
-        self.decode_token_s = max(self.kv_token_s, c.get("decode_rows", 0.0) * self.pair_s)
+        self.attention = AttentionTimes(
+            shape,
+            gpu.bytes_per_s * c["bandwidth_share"],
+            gpu.flops_per_s(shape.dtype) * c["attention_share"],
+            c.get("decode_rows", 0.0),
+            c.get("mixed_rows", 0.0),
+        )
+        self.kv_token_s, self.pair_s = self.attention.kv_token_s, self.attention.pair_s
+        self.decode_token_s = self.attention.decode_token_s
         self.loss, self.host_s = c["overlap_loss"], c["host_s"]
         self.frontend_request_s, self.frontend_token_s = c["frontend_request_s"], c["frontend_token_s"]
 
@@ -65,17 +68,15 @@ class _Model:
     def frontend(self, prompt_tokens: int) -> float:
         return self.frontend_request_s + self.frontend_token_s * prompt_tokens
 
-    def linear(self, compute_s: float) -> float:
-        """Weight reads and GEMMs together."""
-        weights = self.weights_s
+    def linear(self, compute_s: float, tokens: float = 1) -> float:
+        """Weight reads and GEMMs of a step of so many tokens together."""
+        weights = self.weights.read_s(tokens)
         if compute_s > weights:
             return compute_s + self.loss * weights
         return weights + self.loss * compute_s
 
     def prefill_attention(self, before: int, new: int) -> float:
-        if self.shape.sliding_window is None:
-            return self.pair_s * new * (before + (new + 1) / 2)
-        return self.shape.attention_flops(before, new) * self.attention_flop_s
+        return self.attention.prefill_s(before, new)
 
 
 class VllmTimes(_Model):
@@ -93,7 +94,7 @@ class VllmTimes(_Model):
         layout: Layout = ALONE,
         captured_tokens: int = 512,
     ) -> None:
-        super().__init__(layout.rank(shape), gpu, constants)
+        super().__init__(layout.rank(shape), gpu, constants, layout.data if shape.experts else 1)
         self.captured_tokens = captured_tokens
         talk = layout.communication(shape, gpu, constants.get("link_share"))
         self.link_s, self.link_token_s, self.link_sample_s = talk
@@ -104,8 +105,8 @@ class VllmTimes(_Model):
         self.sequence_s = constants["host_per_sequence_s"]
         self.capped_loss = constants.get("capped_loss", 0.0)
         self.event_s = constants.get("frontend_event_s", 0.0)
-        self.mixed_token_s = max(self.decode_token_s, constants["mixed_rows"] * self.pair_s)
-        self._decode: dict[int, tuple[float, float]] = {}
+        self.mixed_token_s = self.attention.mixed_token_s
+        self._decode: dict[int, float] = {}
 
     def frontend(self, prompt_tokens: int) -> float:
         """Seconds before the request reaches the engine."""
@@ -123,16 +124,13 @@ class VllmTimes(_Model):
         """(a, b) seconds: a pure decode step of `decodes` sequences takes a + b · kv_tokens."""
         found = self._decode.get(decodes)
         if found is None:
-            compute = decodes * (self.token_s + self.sample_s)
-            fixed = self.host_s + decodes * self.sequence_s + self.linear(compute) + self.links(decodes, decodes)
-            found = self._decode[decodes] = fixed, self.decode_token_s
-        shape = self.shape
-        if shape.sliding_window is not None and kv_tokens > decodes * shape.sliding_window:
-            full = 1 - shape.sliding_layers / shape.layers
-            windowed = (1 - full) * decodes * shape.sliding_window * self.decode_token_s
-            found = found[0] + windowed, full * self.decode_token_s
+            compute = self.weights.multiply_s(decodes) + decodes * self.sample_s
+            fixed = self.host_s + decodes * self.sequence_s + self.linear(compute, decodes)
+            found = self._decode[decodes] = fixed + self.links(decodes, decodes)
+        fixed, slope = self.attention.decode_line(decodes, kv_tokens)
+        fixed += found
         floor = self._decode_floor(decodes)
-        return (floor, 0.0) if floor > found[0] + found[1] * kv_tokens else found
+        return (floor, 0.0) if floor > fixed + slope * kv_tokens else (fixed, slope)
 
     def _decode_floor(self, decodes: int) -> float:
         """Seconds that the host takes for a pure decode step: one graph to replay, or every kernel to launch."""
@@ -150,8 +148,8 @@ class VllmTimes(_Model):
 
     def decode_draw(self, decodes: int, kv_tokens: float, seconds: float) -> float:
         """Board power of a pure decode step, as a share of its cap."""
-        read = self.weights_s + self._attended(decodes, kv_tokens) * self.kv_token_s
-        compute = decodes * (self.token_s + self.sample_s)
+        read = self.weights.read_s(decodes) + self.attention.read_s(decodes, kv_tokens)
+        compute = self.weights.multiply_s(decodes) + decodes * self.sample_s
         return draw(read, compute, 0.0, seconds)
 
     def slowdown(self, drawn: float) -> float:
@@ -165,19 +163,14 @@ class VllmTimes(_Model):
             tokens += new
             samples += last
             attention += self.prefill_attention(before, new)
-        compute = tokens * self.token_s + samples * self.sample_s
+        compute = self.weights.multiply_s(tokens) + samples * self.sample_s
         host = self.host_s + (step.decodes + len(step.chunks)) * self.sequence_s
-        attended = self._attended(step.decodes, step.kv_tokens)
-        seconds = host + self.linear(compute) + attention + attended * self.mixed_token_s + self.links(tokens, samples)
+        decoding = self.attention.decodes_s(step.decodes, step.kv_tokens, mixed=True)
+        seconds = host + self.linear(compute, tokens) + attention + decoding + self.links(tokens, samples)
         if not samples:
             seconds /= self.overlap  # the next chunk enters the pipeline when this one has left the first stage
-        read = self.weights_s + attended * self.kv_token_s
+        read = self.weights.read_s(tokens) + self.attention.read_s(step.decodes, step.kv_tokens)
         return seconds, draw(read, compute, attention, seconds)
-
-    def _attended(self, decodes: int, kv_tokens: float) -> float:
-        if not decodes or self.shape.sliding_window is None:
-            return kv_tokens
-        return decodes * self.shape.attended(kv_tokens / decodes)
 
     def parts(self, decodes: int, kv_tokens: float, chunks: list[tuple[int, int, bool]]) -> dict[str, float]:
         """A step's seconds by cause; they sum to its time. chunks: (new tokens, before, samples a token).
@@ -187,22 +180,27 @@ class VllmTimes(_Model):
         beyond that because the step prefills; host; launch: what a step beyond its graphs waits for the host.
         With chunks the host's launch is left out: how much of it the step before hides is the simulation's to say.
         """
-        attended = self._attended(decodes, kv_tokens)
         host = self.host_s + (decodes + len(chunks)) * self.sequence_s
-        own = decodes * (self.token_s + self.sample_s)
-        alone = self.linear(own) if decodes else self.weights_s
+        own = self.weights.multiply_s(decodes) + decodes * self.sample_s
+        experts = self.weights.experts_s(decodes)
+        alone = self.linear(own, decodes) if decodes else self.weights_s
         new = sum(c[0] for c in chunks)
-        compute = own + new * self.token_s + sum(c[2] for c in chunks) * self.sample_s
+        compute = self.weights.multiply_s(decodes + new) + (decodes + sum(c[2] for c in chunks)) * self.sample_s
         attention = sum(self.prefill_attention(c[1], c[0]) for c in chunks)
-        token_s = self.mixed_token_s if chunks else self.decode_token_s
+        decoding = self.attention.decodes_s(decodes, kv_tokens)
+        states = decodes * (self.attention.state_s + self.attention.state_token_s)
         parts = {
             "weights": self.weights_s,
-            "compute": alone - self.weights_s,
-            "kv_reads": attended * self.decode_token_s,
-            "mixed_attention": attended * (token_s - self.decode_token_s),
-            "prefill": self.linear(compute) - alone + attention,
+            "compute": alone - self.weights_s - experts,
+            "kv_reads": decoding - states,
+            "mixed_attention": self.attention.decodes_s(decodes, kv_tokens, mixed=bool(chunks)) - decoding,
+            "prefill": self.linear(compute, decodes + new) - alone + attention,
             "host": host,
         }
+        if experts:
+            parts["experts"] = experts
+        if states:
+            parts["states"] = states
         if self.link_s:
             parts["links"] = self.links(decodes + new, decodes + sum(c[2] for c in chunks))
         if not chunks:
@@ -220,10 +218,10 @@ class VllmTimes(_Model):
         while before < prompt_tokens:
             new = min(budget, prompt_tokens - before)
             last = before + new == prompt_tokens
-            compute = new * self.token_s + last * self.sample_s
+            compute = self.weights.multiply_s(new) + last * self.sample_s
             host += self.prepare_s
             gpu = max(gpu, host)
-            chunk = self.host_s + self.sequence_s + self.linear(compute) + self.prefill_attention(before, new)
+            chunk = self.host_s + self.sequence_s + self.linear(compute, new) + self.prefill_attention(before, new)
             gpu += (chunk + self.links(new, last)) / (1 if last else self.overlap)
             host += self.launch(new, idle=not before)
             gpu = max(gpu, host)
@@ -258,8 +256,9 @@ class NaiveTimes(_Model):
         return self.launch_s + work_s if self.serial else max(self.launch_s, work_s)
 
     def prefill(self, prompt_tokens: int) -> float:
-        compute = prompt_tokens * self.token_s + self.sample_s
-        return self.host_s + self._with_launches(self.linear(compute) + self.prefill_attention(0, prompt_tokens))
+        compute = self.weights.multiply_s(prompt_tokens) + self.sample_s
+        work = self.linear(compute, prompt_tokens) + self.prefill_attention(0, prompt_tokens)
+        return self.host_s + self._with_launches(work)
 
     def per_token(self, prompt_tokens: int, output_tokens: int) -> float:
         """Mean seconds an output token after the first: host, launches, and weights with attention and recopied KV."""
@@ -277,14 +276,17 @@ class NaiveTimes(_Model):
 
     def parts(self, prompt_tokens: int, output_tokens: int) -> dict[str, float]:
         """A decode token's seconds by cause."""
-        context = self.shape.attended(prompt_tokens + output_tokens / 2)
-        linear = self.linear(self.token_s + self.sample_s)
-        kv, copies = context * self.decode_token_s, (self.recopy - 1) * context * self.kv_token_s
+        context = prompt_tokens + output_tokens / 2
+        linear = self.linear(self.weights.multiply_s(1) + self.sample_s)
+        kv = self.attention.decodes_s(1, context)
+        copies = (self.recopy - 1) * (self.attention.read_s(1, context) - self.attention.state_s)
         work = linear + kv + copies
-        return {
+        experts = self.weights.experts_s(1)
+        parts = {
             "weights": self.weights_s,
-            "compute": linear - self.weights_s,
+            "compute": linear - self.weights_s - experts,
             "kv_reads": kv,
             "kv_recopy": copies,
             "host": self.host_s + self._with_launches(work) - work,
         }
+        return parts | ({"experts": experts} if experts else {})

@@ -1,0 +1,97 @@
+"""A model's parameters by name and shape, from the constructors of its own code, without PyTorch and without weights.
+
+transformers' configuration_*.py and modeling_*.py are read as text; their classes are executed over stand-ins for
+torch.nn that keep shapes only. What a stand-in cannot say raises NotReadable: the caller then asks PyTorch's meta
+device (see meta), which takes seconds to import. Tests hold the two against each other.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from .config_classes import configuration, find, mappings, module_of
+from .source_files import KNOWN, defined, home
+from .stand_ins import Module, NotKnown, NotReadable
+
+
+class _AutoModel:
+    """from_config: the class that one of transformers' tables has for a configuration."""
+
+    def __init__(self, *tables: str) -> None:
+        self.tables = tables
+
+    def from_config(self, config: Any, **_: Any) -> Any:
+        for table in self.tables:
+            name = mappings().get(table, {}).get(config.model_type)
+            if name:
+                return find(module_of(config.model_type), "modeling", name)(config)
+        raise NotReadable(f"no model class for {config.model_type}")
+
+    _from_config = from_config
+
+
+CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
+KNOWN.update(
+    AutoModel=_AutoModel("MODEL_MAPPING_NAMES"),
+    AutoModelForCausalLM=_AutoModel(CAUSAL),
+    AutoModelForImageTextToText=_AutoModel("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"),
+    AutoModelForSeq2SeqLM=_AutoModel("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
+    AutoModelForTextEncoding=_AutoModel("MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES", "MODEL_MAPPING_NAMES"),
+)
+
+
+def known(model_type: str) -> bool:
+    """Whether transformers has a configuration class of this type."""
+    return model_type in mappings().get("CONFIG_MAPPING_NAMES", {})
+
+
+def class_name(given: dict[str, Any]) -> tuple[str, str]:
+    """(module, class) of the language model: a causal one where transformers has it, else the whole model's."""
+    kind = str(given.get("model_type"))
+    name = mappings().get(CAUSAL, {}).get(kind)
+    own = next(iter(given.get("architectures") or []), None)
+    if not name and own and any(own in defined(f) for f in (home() / "models" / module_of(kind)).glob("modeling_*.py")):
+        name = own
+    if not name:
+        for table in ("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES", "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES"):
+            name = name or mappings().get(table, {}).get(kind)
+    if not name:
+        raise NotKnown(f"transformers has no language model of type {kind!r}")
+    return module_of(kind), name
+
+
+def model(given: dict[str, Any]) -> tuple[Any, Module]:
+    """(configuration, model of shapes). Raises NotReadable."""
+    module, name = class_name(given)
+    config = configuration(given)
+    try:
+        # a causal model of a wrapper's configuration takes its text part
+        built = find(module, "modeling", name)
+        wanted = str(inspect.get_annotations(built).get("config", ""))
+        return config, built(_part(config, wanted))
+    except NotReadable:
+        raise
+    except Exception as e:
+        raise NotReadable(f"{type(e).__name__}: {e}") from e
+
+
+def whole(given: dict[str, Any], config: Any) -> Module | None:
+    """The model that the checkpoint's architecture names, towers included; None where it cannot be told."""
+    module, own = module_of(str(given.get("model_type"))), next(iter(given.get("architectures") or []), None)
+    if not own or not getattr(config, "sub_configs", None):
+        return None
+    try:
+        built = find(module, "modeling", own)(config)
+    except Exception:
+        return None
+    return built if isinstance(built, Module) else None
+
+
+def _part(config: Any, wanted: str) -> Any:
+    if wanted and wanted.strip("'\"") != type(config).__name__:
+        for name in type(config).sub_configs:
+            part = getattr(config, name, None)
+            if type(part).__name__ == wanted.strip("'\""):
+                return part
+    return config

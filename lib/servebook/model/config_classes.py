@@ -1,0 +1,225 @@
+"""Configuration objects as transformers makes them of a config.json, with its classes' defaults, without importing it:
+its configuration_*.py are executed over a base class that stands in for its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import dataclasses
+import inspect
+from functools import cache
+from typing import Any, ClassVar
+
+from .source_files import KNOWN, defined, home, source
+from .stand_ins import NotKnown, NotReadable, Unknown
+
+# transformers' new names of the kinds of layers, by those that checkpoints still carry
+LAYER_TYPES = {
+    "mamba": "linear_attention", "attention": "full_attention", "deepseek_sparse_attention": "indexed_attention",
+    "qwen_sparse_attention": "indexed_attention",
+}  # fmt: skip
+
+
+def remapped(layer_types: Any = None, config: Any = None) -> Any:
+    """As transformers' remap_legacy_layer_types."""
+    kinds = layer_types if config is None else getattr(config, "layer_types", None)
+    renamed = [LAYER_TYPES.get(k, k) for k in kinds] if isinstance(kinds, list | tuple) else kinds
+    if config is None:
+        return renamed
+    if isinstance(kinds, list) and renamed != kinds:
+        config.layer_types = renamed
+    return None
+
+
+class PreTrainedConfig:
+    """Stands in for transformers' base of configuration classes: fields are the annotated names of a class."""
+
+    attribute_map: ClassVar[dict[str, str]] = {}
+    sub_configs: ClassVar[dict[str, Any]] = {}
+    model_type = ""
+    base_model_tp_plan = None
+    default_theta = 10000.0
+    _attn_implementation = "eager"
+    _experts_implementation = "eager"
+    is_encoder_decoder = False
+    num_labels = 2
+    rope_parameters: Any = None
+    per_layer_config = None
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        if "__init__" in cls.__dict__:
+            return
+
+        def init(self: Any, **given: Any) -> None:
+            PreTrainedConfig.__init__(self, **given)
+
+        names = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in _fields(cls)]
+        init.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
+        cls.__init__ = init  # type: ignore[method-assign]
+
+    def __init__(self, **given: Any) -> None:
+        rest = dict(given)
+        for name, default in _fields(type(self)).items():
+            setattr(self, name, rest.pop(name) if name in rest else default())
+        self.__post_init__(**rest)
+
+    def __post_init__(self, **rest: Any) -> None:
+        rest = self.convert_rope_params_to_dict(**rest)
+        layers = rest.pop("per_layer_config", None)
+        for name, value in rest.items():
+            if name != "attn_implementation":
+                try:
+                    setattr(self, name, value)
+                except AttributeError:
+                    continue
+        self.per_layer_config = _Layers(self, layers or {})
+        remapped(config=self)
+
+    def convert_rope_params_to_dict(self, **rest: Any) -> dict[str, Any]:
+        scaling = rest.pop("rope_scaling", None)
+        found = scaling or self.rope_parameters or {}
+        found = dict(found) if isinstance(found, dict) else {}
+        found.setdefault("rope_type", found.get("type", "default"))
+        if (part := rest.get("partial_rotary_factor", getattr(self, "partial_rotary_factor", None))) is not None:
+            found.setdefault("partial_rotary_factor", part)
+        found.setdefault("rope_theta", rest.get("rope_theta", getattr(self, "rope_theta", self.default_theta)))
+        self.rope_parameters = found
+        return rest
+
+    def standardize_rope_params(self) -> None:
+        return None
+
+    validate_rope = standardize_rope_params
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(type(self).attribute_map.get(name, name), value)
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("__"):
+            name = type(self).attribute_map.get(name, name)
+        return super().__getattribute__(name)
+
+    def get_text_config(self, *_: Any, **__: Any) -> Any:
+        for name in ("decoder", "generator", "text_config", "text_encoder"):
+            if (found := getattr(self, name, None)) is not None:
+                return found
+        return self
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any], **_: Any) -> Any:
+        return cls(**given)
+
+
+class _Layers:
+    """A configuration of each layer, or of each kind of layer: the model's with what differs there."""
+
+    def __init__(self, config: Any, overrides: dict[Any, dict[str, Any]]) -> None:
+        self.config, self.overrides = config, {int(k): v for k, v in overrides.items()}
+        if any("skip" in v for v in self.overrides.values()):
+            raise NotReadable("layers that are skipped")
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            key = list(self.config.layer_types).index(key)
+        layer = copy.copy(self.config)
+        for name, value in self.overrides.get(key, {}).items():
+            setattr(layer, name, value)
+        return layer
+
+
+def _fields(cls: type) -> dict[str, Any]:
+    """{field: a function that makes its default}"""
+    found: dict[str, Any] = {}
+    for c in reversed(cls.__mro__):
+        if c in (object, PreTrainedConfig):
+            continue
+        for name, kind in inspect.get_annotations(c).items():
+            if "ClassVar" in str(kind):
+                continue
+            value = c.__dict__.get(name)
+            if isinstance(value, dataclasses.Field):
+                factory = value.default_factory
+                found[name] = factory if factory is not dataclasses.MISSING else (lambda v=value.default: v)
+            else:
+                found[name] = lambda v=value: v
+    return found
+
+
+@cache
+def mappings() -> dict[str, dict[str, str]]:
+    """transformers' tables of model types: {table: {model_type: class}}"""
+    found: dict[str, dict[str, str]] = {}
+    for file in ("auto_mappings.py", "configuration_auto.py", "modeling_auto.py"):
+        for node in ast.parse((home() / "models" / "auto" / file).read_text(encoding="utf-8")).body:
+            call = node.value if isinstance(node, ast.Assign | ast.Expr) else None
+            if not isinstance(call, ast.Call) or not call.args:
+                continue
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                name = node.targets[0].id
+            elif isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
+                name = call.func.value.id  # NAMES.update(…)
+            else:
+                continue
+            try:
+                pairs = dict(ast.literal_eval(call.args[0]))
+            except (ValueError, TypeError):
+                continue
+            found.setdefault(name, {}).update({k: v[-1] if isinstance(v, tuple) else v for k, v in pairs.items()})
+    return found
+
+
+def module_of(model_type: str) -> str:
+    special = mappings().get("SPECIAL_MODEL_TYPE_TO_MODULE_NAME", {})
+    return special.get(model_type, model_type.replace("-", "_"))
+
+
+@cache
+def config_class(model_type: str) -> Any:
+    """The configuration class of a model_type. Raises NotReadable where transformers has none."""
+    name = mappings().get("CONFIG_MAPPING_NAMES", {}).get(model_type)
+    if name is None:
+        raise NotKnown(f"transformers has no model_type {model_type!r}")
+    return find(module_of(model_type), "configuration", name)
+
+
+def find(module: str, kind: str, name: str) -> Any:
+    folder = home() / "models" / module
+    for file in sorted(folder.glob(f"{kind}_*.py")):
+        if name in defined(file):
+            found = source(file).get(name)
+            if not isinstance(found, Unknown):
+                return found
+            raise NotReadable(str(found))
+    raise NotReadable(f"{name} is not in {folder.name}")
+
+
+class _ConfigMapping:
+    def __getitem__(self, model_type: str) -> Any:
+        return config_class(model_type)
+
+    def __contains__(self, model_type: object) -> bool:
+        return model_type in mappings().get("CONFIG_MAPPING_NAMES", {})
+
+
+class AutoConfig:
+    @staticmethod
+    def for_model(model_type: str, **given: Any) -> Any:
+        return config_class(model_type)(**given)
+
+
+KNOWN.update(
+    remap_legacy_layer_types=remapped, PreTrainedConfig=PreTrainedConfig, PretrainedConfig=PreTrainedConfig,
+    CONFIG_MAPPING=_ConfigMapping(), AutoConfig=AutoConfig,
+)  # fmt: skip
+
+
+def configuration(given: dict[str, Any]) -> Any:
+    """The configuration object that transformers makes of a config.json, with its class's defaults."""
+    text = {k: v for k, v in given.items() if k not in ("quantization_config", "compression_config")}
+    try:
+        return config_class(str(given.get("model_type")))(**text)
+    except NotReadable:
+        raise
+    except Exception as e:
+        raise NotReadable(f"{type(e).__name__}: {e}") from e

@@ -1,0 +1,185 @@
+"""A model's weights by name, kind and shape, and its configuration: what a shape is counted from.
+
+Read from the model's own code (see blueprint), else from PyTorch's meta device.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from ..common.errors import ServebookError
+from . import blueprint
+from .stand_ins import Module, NotKnown, NotReadable
+from .torch_stand_ins import Conv1D, Embedding, Linear
+
+# keys of a config.json that no weight follows from
+IRRELEVANT = ("quantization_config", "compression_config", "auto_map", "_name_or_path", "transformers_version",
+              "torch_dtype", "dtype")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One parameter. kind: linear (out × in), transposed (in × out), embedding, experts (number × …) or other."""
+
+    name: str  # of the module, e.g. model.layers.0.mlp.gate_proj
+    kind: str
+    shape: tuple[int, ...]
+    parameter: str = "weight"
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """All weights in the order of the model's modules, tied ones once. text: the decoder's configuration."""
+
+    weights: tuple[Weight, ...]
+    text: dict[str, Any]
+    top: dict[str, Any]
+    tied: bool  # the LM head is the embedding table
+    notes: tuple[str, ...] = ()
+    beside: tuple[Weight, ...] = ()  # towers of the model that is served, where its causal language model has none
+
+    @property
+    def parameters(self) -> int:
+        return sum(w.size for w in self.weights)
+
+
+def tree_of(config: dict[str, Any], where: str) -> Tree:
+    """A config.json's tree. Raises ServebookError, in one line, for what no library here knows."""
+    plain = {k: v for k, v in config.items() if k not in IRRELEVANT}
+    text = plain.get("text_config")
+    _check_counts(text if isinstance(text, dict) else plain, where)
+    try:
+        return _read_once(json.dumps(plain, sort_keys=True))
+    except NotReadable as e:
+        kind = config.get("model_type")
+        if not blueprint.known(str(kind)) and isinstance(text, dict) and blueprint.known(str(text.get("model_type"))):
+            # a wrapper that no library here knows around a decoder that one does
+            inner = tree_of({k: v for k, v in text.items() if k != "text_config"}, where)
+            note = f"of {kind} only the decoder ({text['model_type']}) is counted: transformers does not know the rest"
+            return replace(inner, notes=(note, *inner.notes))
+        raise ServebookError(
+            f"model_type {kind!r} is not supported ({e})", where,
+            "Give a config.json whose architecture transformers has, or a newer transformers",
+        ) from None  # fmt: skip
+    except TypeError as e:
+        raise ServebookError(f"not a config.json ({e})", where) from None
+
+
+COUNTS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
+          "vocab_size", "head_dim")  # fmt: skip
+
+
+def _check_counts(text: dict[str, Any], where: str) -> None:
+    """Raises ServebookError for a count that is none."""
+    for key in COUNTS:
+        value = text.get(key)
+        if value is None or isinstance(value, list):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise ServebookError(f"{key} is {value!r}, not a positive whole number", where, "Correct it")
+    heads, kv = text.get("num_attention_heads"), text.get("num_key_value_heads")
+    if isinstance(heads, int) and isinstance(kv, int) and heads % kv:
+        raise ServebookError(f"{heads} attention heads do not divide into {kv} KV heads", where, "Correct them")
+
+
+@lru_cache(maxsize=256)
+def _read_once(config: str) -> Tree:
+    return read(json.loads(config))
+
+
+def read(config: dict[str, Any]) -> Tree:
+    """Raises NotReadable where no library here knows the model."""
+    if not blueprint.known(str(config.get("model_type"))):
+        raise NotKnown(f"transformers has no model_type {config.get('model_type')!r}")
+    try:
+        return read_blueprint(config)
+    except NotKnown:
+        raise
+    except NotReadable:
+        return read_meta(config)
+
+
+def read_meta(config: dict[str, Any]) -> Tree:
+    """From PyTorch's meta device. Raises NotReadable."""
+    from . import meta
+
+    made, found, tied = meta.read(config)
+    weights = tuple(Weight(name, kind, shape, parameter) for name, kind, shape, parameter in found)
+    return Tree(weights, _plain(made.get_text_config()), _plain(made), tied)
+
+
+def read_blueprint(config: dict[str, Any]) -> Tree:
+    """From the constructors of the model's code. Raises NotReadable."""
+    made, model = blueprint.model(config)
+    tied = bool(getattr(model.config, "tie_word_embeddings", None) or getattr(made, "tie_word_embeddings", False))
+    dropped = _tied_names(model) if tied else set()
+    weights = []
+    for name, module in model.modules():
+        for parameter, shape in module.own():
+            if f"{name}.{parameter}" not in dropped:
+                weights.append(Weight(name, _kind(module, parameter, shape), shape, parameter))
+    text = made.get_text_config()
+    beside = _beside(config, made, model)
+    return Tree(tuple(weights), _plain(text), _plain(made), tied, beside=beside)
+
+
+def _beside(config: dict[str, Any], made: Any, model: Module) -> tuple[Weight, ...]:
+    whole = blueprint.whole(config, made)
+    if whole is None or type(whole) is type(model):
+        return ()
+    towers = re.compile(r"vision|visual|audio|projector|image")
+    found = []
+    for name, module in whole.modules():
+        found += [Weight(name, "other", s, p) for p, s in module.own() if towers.search(name)]
+    return tuple(found)
+
+
+def _tied_names(model: Module) -> set[str]:
+    """Names of parameters that are another's when embeddings are tied."""
+    keys = getattr(type(model), "_tied_weights_keys", None)
+    names = set(keys) if isinstance(keys, dict | list) else set()
+    return {n for n in names if not any(c in n for c in "*^$\\")}
+
+
+def _kind(module: Module, parameter: str, shape: tuple[int, ...]) -> str:
+    if len(shape) == 3 and "expert" in type(module).__name__.lower():
+        return "experts"
+    if parameter == "weight" and isinstance(module, Linear):
+        return "linear"
+    if parameter == "weight" and isinstance(module, Conv1D):
+        return "transposed"
+    if parameter == "weight" and isinstance(module, Embedding):
+        return "embedding"
+    return "other"
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    """What JSON can say of a configuration object, class attributes that its code sets to plain values included."""
+    found: dict[str, Any] = {}
+    names: Iterable[str] = [*vars(type(config)), *vars(config)]
+    for name in names:
+        if name.startswith("_"):
+            continue
+        try:
+            value = getattr(config, name, None)
+        except Exception:
+            continue  # a property that needs more than the configuration
+        if isinstance(value, str | int | float | bool | list | dict) or value is None:
+            try:
+                found[name] = json.loads(json.dumps(value))
+            except (TypeError, ValueError):
+                continue
+    for alias, name in getattr(type(config), "attribute_map", {}).items():
+        if name in found:
+            found.setdefault(alias, found[name])
+    return found

@@ -1,0 +1,96 @@
+"""What attention and recurrent states take of a step: each kind of layer by itself, windows and latent vectors too.
+
+A decode reads what its layers cached (at most a window of it), or multiplies it where that takes longer: latent
+attention turns every cached vector into as many keys and values as there are heads. In a step that also prefills it
+fills query tiles of `rows` rows. A prefill multiplies its query-context pairs. State-space and linear-attention layers
+read and write one state a sequence and step, and multiply a few elements of it a token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..model.shape import AttentionLayers, ModelShape
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Seconds of one kind of layers, all of them together: a context token read by a decode, multiplied by it, and a
+    pair of a prefill."""
+
+    layers: AttentionLayers
+    read_s: float
+    decode_pair_s: float
+    pair_s: float
+    state_read_s: float
+
+
+class AttentionTimes:
+    """bandwidth in bytes/s, flops_per_s that attention kernels reach; decode_rows: rows that a pure decode fills of a
+    tile (a CPU's; 0: only what is read counts), mixed_rows: in a step that prefills."""
+
+    def __init__(
+        self, shape: ModelShape, bandwidth: float, flops_per_s: float, decode_rows: float, mixed_rows: float
+    ) -> None:
+        self.decode_rows, self.mixed_rows = decode_rows, mixed_rows
+        self.kinds = tuple(
+            _Kind(
+                a,
+                a.layers * a.token_bytes / bandwidth,
+                2 * a.layers * a.heads * a.decode_dim / a.tokens_per_state / flops_per_s,
+                2 * a.layers * a.heads * (a.key_dim + a.value_dim) / a.tokens_per_state / flops_per_s,
+                2 * a.layers * a.state_bytes / bandwidth,
+            )
+            for a in shape.attention
+        )
+        self.kv_token_s = sum(k.read_s for k in self.kinds)
+        self.pair_s = sum(k.pair_s for k in self.kinds)
+        self.state_s = sum(k.state_read_s for k in self.kinds)  # a sequence and step
+        self.state_token_s = shape.state_flops_per_token / flops_per_s
+        self.decode_token_s = sum(self._token_s(k, decode_rows) for k in self.kinds)
+        self.mixed_token_s = sum(max(self._token_s(k, decode_rows), mixed_rows * k.pair_s) for k in self.kinds)
+        self._windowed = any(k.layers.limit for k in self.kinds)
+
+    def _token_s(self, k: _Kind, rows: float) -> float:
+        """A context token of a decode: read, or multiplied where that takes longer."""
+        if k.layers.kind in ("latent", "indexer"):
+            return max(k.read_s, k.decode_pair_s)
+        return max(k.read_s, rows * k.pair_s)
+
+    def decode_line(self, decodes: int, kv_tokens: float) -> tuple[float, float]:
+        """(a, b): the decodes' attention in a pure decode step takes a + b · kv_tokens seconds around that many."""
+        fixed, slope = decodes * (self.state_s + self.state_token_s), self.decode_token_s
+        if self._windowed and decodes:
+            each = kv_tokens / decodes
+            for k in self.kinds:
+                if k.layers.limit and each > k.layers.limit:
+                    own = self._token_s(k, self.decode_rows)
+                    fixed += decodes * k.layers.limit * own
+                    slope -= own
+        return fixed, slope
+
+    def decodes_s(self, decodes: int, kv_tokens: float, mixed: bool = False) -> float:
+        """Seconds of the decodes' attention, in a step that prefills where `mixed`."""
+        states = decodes * (self.state_s + self.state_token_s)
+        if not decodes or not self._windowed:
+            return states + kv_tokens * (self.mixed_token_s if mixed else self.decode_token_s)
+        each, total = kv_tokens / decodes, 0.0
+        for k in self.kinds:
+            own = self._token_s(k, self.decode_rows)
+            total += k.layers.attended(each) * (max(own, self.mixed_rows * k.pair_s) if mixed else own)
+        return states + decodes * total
+
+    def read_s(self, decodes: int, kv_tokens: float) -> float:
+        """Seconds that reading alone takes of it."""
+        states = decodes * self.state_s
+        if not decodes or not self._windowed:
+            return states + kv_tokens * self.kv_token_s
+        return states + decodes * sum(k.layers.attended(kv_tokens / decodes) * k.read_s for k in self.kinds)
+
+    def prefill_s(self, before: int, new: int) -> float:
+        """Seconds of the attention of `new` prompt tokens after `before` others."""
+        states = new * self.state_token_s + (self.state_s if new else 0.0)
+        if not self._windowed:
+            return states + self.pair_s * new * (before + (new + 1) / 2)
+        pairs = sum(k.pair_s * k.layers.tokens_per_state * k.layers.pairs(before, new) for k in self.kinds)
+        return states + pairs

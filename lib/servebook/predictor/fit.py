@@ -1,0 +1,83 @@
+"""What a model needs and where it fits: its figures, its KV pool on a card, the fewest of each card that hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..common.errors import ServebookError
+from ..config.engines import VllmEngine
+from ..hardware.catalog import Gpu
+from ..model.shape import ModelShape
+from .server_limits import Server, server
+
+SIZES = (1, 2, 4, 8, 16)  # GPUs that a model is split over
+
+
+def figures(shape: ModelShape) -> dict[str, Any]:
+    """What a model is: counts and bytes, none of them of a card."""
+    return {
+        "model": shape.name,
+        "architecture": shape.family,
+        "parameters": shape.parameters,
+        "active_parameters": shape.active_parameters,
+        "layers": shape.layers,
+        "attention": [
+            {"kind": a.kind, "layers": a.layers, "kv_heads": a.kv_heads, "window": a.window} for a in shape.attention
+        ],
+        "experts": shape.experts and {"count": shape.experts.count, "per_token": shape.experts.per_token},
+        "dtype": shape.dtype,
+        "quantization": shape.quantization,
+        "weight_bytes": shape.weight_bytes,
+        "tower_bytes_beside": shape.tower_bytes_beside,
+        "kv_bytes_per_token": shape.kv_bytes_per_token,
+        "state_bytes_per_sequence": shape.state_bytes_per_sequence,
+        "max_context_tokens": shape.max_context_tokens,
+        "notes": list(shape.notes),
+    }
+
+
+def on_card(shape: ModelShape, gpu: Gpu, gpus: int = 1, context: int | None = None, **settings: Any) -> Server:
+    """The server of a model split over so many of a card, at vLLM's defaults but for `settings` of its engine."""
+    engine = VllmEngine(kind="vllm", tensor_parallel_size=gpus, max_model_len=context, **settings)
+    return server("vllm", engine, shape, gpu)
+
+
+def fewest(shape: ModelShape, gpu: Gpu, context: int | None = None, **settings: Any) -> int | None:
+    """The fewest of a card that hold the weights and one request of the longest context; None above 16."""
+    for n in SIZES:
+        try:
+            found = on_card(shape, gpu, n, context, **settings)
+        except ServebookError:
+            continue  # it cannot be split over so many
+        if found.problem is None and found.kv_tokens >= found.max_model_len:
+            return n
+    return None
+
+
+def report(
+    shape: ModelShape,
+    cards: Mapping[str, Gpu],
+    *,
+    gpu: Gpu | None = None,
+    gpus: int | None = None,
+    context: int | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """All of it for `servebook model`. gpus: of the card asked for; None: one. Figures of a pool are 0 where the
+    weights leave no room for one, and None where no card was asked for."""
+    out = figures(shape)
+    out |= {"gpu": None, "gpus": None, "kv_cache_tokens": None, "max_concurrency": None, "problem": None}
+    out["context_tokens"] = context or shape.max_context_tokens
+    if gpu is not None:
+        found = on_card(shape, gpu, gpus or 1, context, **settings)
+        held = found.kv_tokens
+        out |= {
+            "gpu": gpu.name,
+            "gpus": gpus or 1,
+            "kv_cache_tokens": held,
+            "max_concurrency": round(held / found.max_model_len, 2),
+            "problem": found.problem,
+        }
+    out["fewest_gpus"] = {name: fewest(shape, card, context, **settings) for name, card in cards.items()}
+    return out
