@@ -55,12 +55,13 @@ def differences(s: Setting, run: Run, engine: str) -> list[Difference]:
     return found
 
 
-def _architecture(shape: ModelShape) -> ModelShape:
-    """The shape without its name and without the types of its numbers."""
-    return replace(
-        shape, name="", dtype="", weight_bits=16, weight_group=None, lm_head_bits=16, compute_dtype="",
-        kv_bytes_per_element=2,
-    )  # fmt: skip
+def _architecture(shape: ModelShape) -> tuple[object, ...]:
+    """What a shape is without its name and without the types of its numbers."""
+    parts: dict[tuple[str, str], int] = {}
+    for m in shape.matrices:
+        parts[m.part, m.split] = parts.get((m.part, m.split), 0) + m.parameters
+    attention = tuple(replace(a, element_bytes=0, state_bytes=0) for a in shape.attention)
+    return shape.family, shape.layers, shape.vocab, shape.max_context_tokens, shape.experts, attention, parts
 
 
 def weights(shape: ModelShape) -> str:

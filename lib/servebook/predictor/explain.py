@@ -149,10 +149,5 @@ def waterfall(times: Times, parts: Parts) -> list[tuple[str, float]]:
     reads = sum(parts.get(n, 0.0) for n in read)
     share = times.constants["bandwidth_share"]
     steps = [("roofline says", reads * share), ("bandwidth reached", reads * (1 - share))]
-<<<<<<< HEAD
-    rest = [(LABELS[n], v) for n, v in parts.items() if n not in ("weights_s", "kv_reads_s") and v]
-    return [step for step in steps if step[1] > 0] + sorted(rest, key=lambda p: -p[1])
-=======
     rest = [(LABELS[n], v) for n, v in parts.items() if n not in read and v]
-    return steps + sorted(rest, key=lambda p: -abs(p[1]))
->>>>>>> 49779c1 (Shapes from the models' own code: experts, latent attention, windows, states, towers, quantized checkpoints; servebook model; the KV pool in vLLM's groups)
+    return [step for step in steps if step[1] > 0] + sorted(rest, key=lambda p: -p[1])
