@@ -163,3 +163,60 @@ def test_a_budget_of_money_needs_a_price(tmp_path, capsys):
     told = capsys.readouterr()
     assert told.err.startswith("servebook: hardware.price_per_hour: --budget-cost needs a price. Set it to")
     assert told.err.count("\n") == 1 and not told.out
+
+
+def test_predictions_are_a_table_with_a_line_a_point(capsys):
+    assert main(["predict", str(ROOT / "params/demo.yaml")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:5] == ["sweep", "engine", "point", "TTFT", "ms"] and lines[0].count("80 % interval") == 3
+    assert len({line.split()[0] + line.split()[1] + line.split()[2] for line in lines[1:]}) == len(lines) - 1
+    csv = str(ROOT / "outputs/published/a40-qwen2.5-7b.csv")
+    assert main(["predict", str(ROOT / "params/a40-qwen2.5-7b.yaml"), "--calibration", csv]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "decode tok/s" in lines[0] and lines[0].count("measured") == 3
+    assert len(lines[: lines.index("")]) == len(published.points("a40-qwen2.5-7b")) + 1
+    assert any(re.match(r"vllm +TTFT ms +5 +\d", line) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("1-128", "[1, 2, 4, 8, 16, 32, 64, 128]"), ("8", "[8]"), ("3..20", "[3, 6, 12, 20]"), ("'1, 2'", "[1, 2]")],
+)
+def test_a_list_that_is_none_is_told_what_to_write(tmp_path, capsys, given, meant):
+    text = re.sub(r"concurrency: \[.*\]", f"concurrency: {given}", (ROOT / "params/demo.yaml").read_text(), count=1)
+    (tmp_path / "p.yaml").write_text(text)
+    assert main(["check", str(tmp_path / "p.yaml")]) == 1
+    assert f"Write {meant}" in capsys.readouterr().err
+    (tmp_path / "p.yaml").write_text(text.replace(f"concurrency: {given}", f"concurrency: {meant}"))
+    assert main(["check", str(tmp_path / "p.yaml")]) == 0  # what it says works
+
+
+def test_a_plan_stays_within_its_budget_and_names_the_limit_that_keeps_every_sweep(capsys):
+    file = str(ROOT / "params/a40-qwen2.5-7b.yaml")
+    for minutes in (1, 5, 20):
+        assert main(["plan", file, "--budget-minutes", str(minutes), "--json"]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert plan["within_budget"] and plan["kept_s"] <= 60 * minutes
+        kept = {r["engine"] for r in plan["rows"] if not r["dropped"] and r["wall_s"]}
+        assert all(
+            any(r["engine"] == e and r["sweep"] == "start" for r in plan["rows"] if not r["dropped"]) for e in kept
+        )
+    limit = plan["longest_point_s"] + 1.5
+    first = {(r["sweep"], r["engine"]): r["wall_s"] for r in reversed(plan["rows"]) if r["wall_s"]}
+    shortened = (v if s in ("start", "calibration") else min(v, limit) for (s, _), v in first.items())
+    calibrations = sum(r["wall_s"] for r in plan["rows"] if r["sweep"] == "calibration")
+    once = sum(v for (s, _), v in first.items() if s == "calibration")
+    assert sum(shortened) - once + calibrations == pytest.approx(20 * 60, abs=10)
+    assert main(["plan", file, "--budget-minutes", "20"]) == 0
+    assert f"load.max_seconds: {plan['longest_point_s']:g} would keep" in capsys.readouterr().out
+
+
+def test_capacity_says_why_an_open_loop_carries_more():
+    run = params.load(ROOT / "params/a40-qwen2.5-7b.yaml")
+    closed = {"concurrency": 7, "output_tok_per_s": 220.0}
+    rate = {"rate_per_s": 5.0, "output_tok_per_s": 660.0, "cost_per_million_output_tokens": None}
+    row = {"engine": "vllm", "case": "as it is", "note": None, "by_concurrency": closed, "by_rate": rate}
+    assert "arrivals are spread" in capacity_cli.text([row], 512, 128, run, False)
+    assert "arrivals are spread" not in capacity_cli.text(
+        [{**row, "by_rate": {**rate, "output_tok_per_s": 200.0}}], 512, 128, run, False
+    )

@@ -27,6 +27,7 @@ STYLE = (
     "font-variant-numeric:tabular-nums}.sb-lab th:first-child{text-align:left!important}"
     ".sb-lab caption{caption-side:top;text-align:left;color:var(--ink);font-weight:600;padding:.3em 0;"
     "white-space:normal}"
+    ".sb-lab .wide{overflow-x:auto}"
     ".sb-lab .bar{height:6px;border-radius:3px;background:var(--grid);overflow:hidden;max-width:520px;margin:.5em 0}"
     ".sb-lab .bar i{display:block;height:100%;background:var(--e1)}"
     "</style>"
@@ -87,7 +88,7 @@ def table(caption: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> s
         + "</tr>"
         for row in rows
     )
-    return f"<table><caption>{text(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="wide"><table><caption>{text(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 __all__ = ["Page", "figure", "page", "table", "text", "tiles"]

@@ -65,4 +65,14 @@ def text(rows: list[dict[str, Any]], prompt: int, output: int, run: params.RunPa
         opened = f"{rate['rate_per_s']:>9.2f}{rate['output_tok_per_s']:>9,.0f}" if rate else f"{'–':>9}{'–':>9}"
         cost = rate and rate["cost_per_million_output_tokens"]
         lines.append(f"{r['engine']:<8}{r['case']:<32}{closed}{opened}" + (f"{cost:>15.3f}" if cost else f"{'–':>15}"))
+    if any(_open_carries_more(r) for r in rows):
+        lines += [
+            "open loop above closed loop: clients of a closed loop send again as soon as a request ends, so prompts arrive",
+            "together and wait for each other; an open loop's arrivals are spread, and more of them meet the TTFT.",
+        ]
     return "\n".join(lines)
+
+
+def _open_carries_more(row: dict[str, Any]) -> bool:
+    c, rate = row["by_concurrency"], row["by_rate"]
+    return bool(c and rate and rate["output_tok_per_s"] > 1.1 * c["output_tok_per_s"])

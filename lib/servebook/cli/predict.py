@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..charts import words
 from ..predictor import predict
 from ..run.book import Book, find_params
 from ..run_folder import published
@@ -59,27 +60,53 @@ def errors(predicted: Iterable[Mapping[str, Any]], measured: Iterable[Mapping[st
 
 
 def text(predicted: list[dict[str, Any]], measured: list[dict[str, Any]]) -> str:
-    """One line a point: predicted with its 80 % interval, measured and the error where there is a measurement."""
-    lines = []
+    """A table with a line a point: predicted with its 80 % interval; where points were measured, predicted beside
+    measured with the error, marked * where the measured value lies outside the interval."""
+    # the posts' tables tell the decode rate or the output rate
+    rate = "output_tok_per_s"
+    if measured and not any(m.get(rate) for m in measured):
+        rate = "decode_tok_per_s"
+    shown = ("ttft_s", "tpot_s", rate)
+    head, cell = (_compared_head, _compared) if measured else (_predicted_head, _predicted)
+    width = max([5, *(len(p["sweep"]) for p in predicted)]) + 2
+    named = max([6, *(len(p["engine"]) for p in predicted)]) + 2
+    placed = max([5, *(len(p["point"]) for p in predicted)]) + 1
+    lines = [f"{'sweep':<{width}}{'engine':<{named}}{'point':<{placed}}" + "".join(map(head, shown)).rstrip()]
     for i, p in enumerate(predicted):
         seen = measured[i] if i < len(measured) else {}
-        lines.append(f"{p['sweep']} {p['engine']} {p['point']}" + ("" if p["fits"] else f": {p['note']}"))
-        for metric, (column, scale, name) in SHOWN.items():
-            said = p["metrics"].get(metric)
-            if not said:
-                continue
-            line = (
-                f"  {name:<13}{said['value'] * scale:>10.4g}  [{said['low'] * scale:.4g}, {said['high'] * scale:.4g}]"
-            )
-            if seen.get(column):
-                line += f"  measured {seen[column] * scale:.4g}, {said['value'] / seen[column] - 1:+.1%}"
-            lines.append(line)
+        line = f"{p['sweep']:<{width}}{p['engine']:<{named}}{p['point']:<{placed}}"
+        line += "".join(cell(m, p["metrics"][m], seen) for m in shown if m in p["metrics"]) if p["fits"] else ""
+        lines.append(f"{line}  {p['note'] or ''}".rstrip())
     if scored := errors(predicted, measured):
-        lines.append("points at C > 1, from the C = 1 points alone:")
+        lines += ["", "points at C > 1, predicted from the C = 1 points alone:"]
+        lines.append(f"{'engine':<{named}}{'':<14}{'points':>7}{'mean |error|':>14}{'largest':>9}{'inside 80 %':>13}")
         for s in scored:
             lines.append(
-                f"  {s['engine']:<8}{SHOWN[s['metric']][2]:<13} mean |error| {s['mean_abs_error']:.1%}, "
-                f"largest {s['worst_error']:.1%}, "
-                f"{s['inside_share']:.0%} of {s['points']} inside the 80 % interval"
+                f"{s['engine']:<{named}}{SHOWN[s['metric']][2]:<14}{s['points']:>7}{s['mean_abs_error']:>14.1%}"
+                f"{s['worst_error']:>9.1%}{s['inside_share']:>13.0%}"
             )
+        lines.append("* outside the 80 % interval; --json has every metric with its interval")
     return "\n".join(lines)
+
+
+def _predicted_head(metric: str) -> str:
+    return f"{SHOWN[metric][2]:>14}  {'80 % interval':<16}"
+
+
+def _predicted(metric: str, said: Mapping[str, float], _: Mapping[str, Any]) -> str:
+    scale = SHOWN[metric][1]
+    low, high = (words.number(said[k] * scale) for k in ("low", "high"))
+    return f"{words.number(said['value'] * scale):>14}  {f'{low} to {high}':<16}"
+
+
+def _compared_head(metric: str) -> str:
+    return f"{SHOWN[metric][2]:>14}{'measured':>10}{'error':>8} "
+
+
+def _compared(metric: str, said: Mapping[str, float], seen: Mapping[str, Any]) -> str:
+    column, scale, _ = SHOWN[metric]
+    value, found = said["value"], seen.get(column)
+    if not found:
+        return f"{words.number(value * scale):>14}{'–':>10}{'':>8} "
+    mark = " " if said["low"] <= found <= said["high"] else "*"
+    return f"{words.number(value * scale):>14}{words.number(found * scale):>10}{value / found - 1:>+8.1%}{mark}"

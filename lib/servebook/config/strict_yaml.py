@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import Any, TypeVar
 
 import yaml
@@ -101,10 +102,23 @@ def _explain(fault: Any, root: yaml.Node | None, model: type[BaseModel]) -> tupl
         )
         return f"{key} is the text {given!r}, not a number", line, hint
     if kind == "list_type" and not isinstance(given, dict):
-        return f"{key} is {given!r}, not a list", line, f"Write [{given}]"
+        return f"{key} is {given!r}, not a list", line, f"Write [{_listed(given)}]"
     if kind.endswith(("_type", "literal_error")) and not isinstance(given, dict | list):
         return f"{key} is {given!r}: {message[0].lower()}{message[1:]}", line, "Mend the value"
     return f"{key}: {message[0].lower()}{message[1:]}", line, "Mend the value"
+
+
+def _listed(given: Any) -> str:
+    """What was meant by a value where a list belongs: a range such as 1-128 is its powers of two."""
+    ends = re.fullmatch(r"\s*(\d+)\s*(?:-|–|\.\.|:|to)\s*(\d+)\s*", str(given))
+    if ends is None:
+        return str(given).strip("()[] ")
+    low, high = sorted(int(e) for e in ends.groups())
+    steps, value = [], max(low, 1)
+    while value < high:
+        steps.append(value)
+        value *= 2
+    return ", ".join(map(str, [*steps, high]))
 
 
 def _fields_at(loc: tuple[Any, ...], model: type[BaseModel]) -> set[str]:

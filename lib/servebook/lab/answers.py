@@ -165,8 +165,8 @@ class SideBySide(Answer):
 
     def html(self) -> str:
         first = next(iter(self.forecasts.values()))
-        head = ["", "TTFT", "TPOT", "Output tok/s", "80 % interval", "Goodput/s", "KV in use", "Cost per 1M"]
-        head += ["Measured output tok/s"] if self.measured else []
+        head = ["", "TTFT", "TPOT", "Output tok/s", "80 % interval", "Goodput/s", "Cost per 1M"]
+        head += ["Measured tok/s"] if self.measured else []
         rows = [[name, *self._row(f, first), *self._measured(name)] for name, f in self.forecasts.items()]
         table = lab_html.table(f"What would change it: {first.setting.load_text}", head, rows)
         known = dict.fromkeys(run for run, _ in self.measured.values())
@@ -195,7 +195,7 @@ class SideBySide(Answer):
     @staticmethod
     def _row(f: Forecast, first: Forecast) -> list[str]:
         if not f.fits:
-            return [str(f.note).split(":")[0], *["–"] * 6]
+            return [str(f.note).split(":")[0], *["–"] * 5]
 
         def against(value: float | None, base: float | None, shown: str) -> str:
             return _against(value, None if f is first else base, shown)
@@ -207,14 +207,13 @@ class SideBySide(Answer):
             against(f.output_tok_per_s, first.output_tok_per_s, words.number(f.output_tok_per_s)),
             f"{words.number(span[0])} to {words.number(span[1])}" if span else "–",
             against(f.goodput_per_s, first.goodput_per_s, words.number(f.goodput_per_s)),
-            words.percent(f.kv_share),
             _money(f.cost_per_million_tokens),
         ]
 
 
 def _against(value: float | None, base: float | None, shown: str) -> str:
     """A value with its ratio to a base in brackets."""
-    if not value or not base:
+    if not value or not base or 0.995 < value / base < 1.005:
         return shown
     return f"{shown} ({words.times(value / base)})"
 

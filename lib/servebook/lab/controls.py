@@ -16,6 +16,7 @@ CLIENTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 BUDGETS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 SEATS = (16, 32, 64, 128, 256, 512, 1024)
 CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
+DEFAULT = "default"  # None, which a menu shows as nothing chosen
 ACTIONS = ("Reset", "Code", "CSV", "PNG", "Parameter file")
 _LABEL = {"description_width": "96px"}
 _WRAP = w.Layout(flex_flow="row wrap", grid_gap="0 12px")
@@ -41,7 +42,7 @@ class Controls:
                 description=label, min=0, max=1e6, step=step, layout=w.Layout(width="200px"), style=_LABEL
             )
 
-        plain = [("vLLM's default", None)]
+        plain = [("vLLM's default", DEFAULT)]
         self.settings: dict[str, Any] = {
             "model": w.Combobox(
                 description="model",
@@ -54,12 +55,12 @@ class Controls:
             ),
             "gpu": menu("GPU", questions.all_gpus()),
             "engine": menu("engine", [("vLLM", "vllm"), ("naive server", "naive")]),
-            "quantization": menu("weights", [("as they are", None), "fp8", "int8", "int4"]),
+            "quantization": menu("weights", [("as they are", DEFAULT), "fp8", "int8", "int4"]),
             "kv_cache_dtype": menu("KV cache", [("the model's type", "auto"), "fp8"]),
             "tensor_parallel_size": menu("GPUs (TP)", [1, 2, 4, 8]),
             "max_num_batched_tokens": menu("token budget", plain + [(f"{b:,}", b) for b in BUDGETS]),
             "max_num_seqs": menu("sequences", plain + [(f"{b:,}", b) for b in SEATS]),
-            "max_model_len": menu("context", [("the model's", None)] + [(f"{b:,}", b) for b in CONTEXTS]),
+            "max_model_len": menu("context", [("the model's", DEFAULT)] + [(f"{b:,}", b) for b in CONTEXTS]),
             "prompt_tokens": slider("prompt tokens", PROMPTS),
             "output_tokens": slider("output tokens", OUTPUTS),
             "concurrency": slider("concurrency", CLIENTS),
@@ -91,6 +92,7 @@ class Controls:
 
 def choose(control: Any, value: Any) -> None:
     """Set a menu or slider, with the value as a further option where it is none yet."""
+    value = DEFAULT if value is None else value
     options = list(control.options)
     if value not in [v for _, v in options]:
         options.append(
@@ -102,4 +104,4 @@ def choose(control: Any, value: Any) -> None:
     control.value = value
 
 
-__all__ = ["Controls", "choose"]
+__all__ = ["DEFAULT", "Controls", "choose"]

@@ -21,7 +21,7 @@ from IPython.display import DisplayHandle, display
 from ..charts import lab_html
 from ..common.errors import ServebookError
 from . import asking, curves, params_file, questions, runs
-from .controls import Controls, choose
+from .controls import DEFAULT, Controls, choose
 from .setting import Setting, of_run
 
 # How long nothing is turned before what takes longer is drawn: intervals and cases, then the curves
@@ -54,7 +54,8 @@ class Panel:
     @property
     def setting(self) -> Setting:
         """What the widgets say now."""
-        values = {name: control.value for name, control in self._controls.items()}
+        shown = {name: control.value for name, control in self._controls.items()}
+        values = {name: None if value == DEFAULT else value for name, value in shown.items()}
         for name in ("ttft_slo_s", "tpot_slo_s"):
             values[name] = values[name] / 1e3 or None
         values["rate_per_s"] = values["rate_per_s"] or None

@@ -13,6 +13,7 @@ from .predict import predict_run
 
 READ_BYTES_PER_S = 1.2e9  # weights from a local disk into memory; a first download is not counted
 POINT_OVERHEAD_S = 1.5  # connections, first scrape, writing
+SHORTEST_POINT_S = 5.0  # that says anything
 
 
 def start_seconds(params: RunParams, engine: str, shape: ModelShape, gpu: Gpu) -> float:
@@ -39,7 +40,10 @@ def plan(
     budget_cost: float | None = None,
 ) -> dict[str, Any]:
     """Every point with its predicted seconds (warm-up included) and cost, engine starts, the total, and for a budget
-    the points to drop: those that take the most seconds, each sweep keeping its first point.
+    the points to drop: those that take the most seconds, first such that each sweep keeps its first point, then those
+    as well, and an engine that has none left with its start. longest_point_s: the load.max_seconds with which every
+    sweep's first point would be within the budget, where points alone do not bring it there; None where it is not
+    needed or no limit would do.
 
     Raises ServebookError for a budget that is no positive number, and for one of money where no price is given.
     Returns {"rows": [{sweep, engine, point, wall_s, cost, fits, note, dropped}], "total_s", "total_cost", "currency",
@@ -74,6 +78,7 @@ def plan(
     if budget_cost is not None:
         budgets.append(3600 * budget_cost / price)
     most = min(budgets) if budgets else None
+    limit = None if most is None else _longest_point(rows, most)
     kept = total if most is None else _drop(rows, most)
     return {
         "rows": rows,
@@ -85,6 +90,7 @@ def plan(
         "price_per_hour": price,
         "budget_s": most,
         "within_budget": most is None or kept <= most,
+        "longest_point_s": limit,
         "assumptions": "engine start assumed by kind, weights read at 1.2 GB/s, no download, no queue for hardware",
     }
 
@@ -98,22 +104,53 @@ def _row(
     }  # fmt: skip
 
 
+FIXED = ("start", "calibration")  # rows that an engine needs for any other
+
+
 def _drop(rows: list[dict[str, Any]], budget_s: float) -> float:
     """Mark the longest points as dropped until the rest is within the budget; returns the seconds kept."""
     total = sum(r["wall_s"] for r in rows)
-    first: set[tuple[str, str]] = set()
-    droppable = []
-    for r in rows:
-        key = (r["sweep"], r["engine"])
-        if r["sweep"] not in ("start", "calibration") and key in first and r["wall_s"] > 0:
-            droppable.append(r)
-        first.add(key)
-    for r in sorted(droppable, key=lambda r: -r["wall_s"]):
+    first = _first(rows)
+    own = [r for r in rows if r["sweep"] not in FIXED and r["wall_s"] > 0]
+    for r in sorted(own, key=lambda r: (any(r is f for f in first), -r["wall_s"])):
         if total <= budget_s:
             break
         r["dropped"] = True
         total -= r["wall_s"]
+        if all(o["dropped"] for o in own if o["engine"] == r["engine"]):  # nothing left to start it for
+            for o in (o for o in rows if o["engine"] == r["engine"] and o["sweep"] in FIXED):
+                o["dropped"] = True
+                total -= o["wall_s"]
     return total
+
+
+def _first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first point of every sweep and engine."""
+    found = {(r["sweep"], r["engine"]): r for r in reversed(rows) if r["sweep"] not in FIXED and r["wall_s"] > 0}
+    return list(found.values())
+
+
+def _longest_point(rows: list[dict[str, Any]], budget_s: float) -> float | None:
+    """Whole seconds that a point may last at most for every sweep to keep its first point within the budget."""
+    fixed = sum(r["wall_s"] for r in rows if r["sweep"] in FIXED)
+    first = sorted(r["wall_s"] for r in _first(rows))
+    if not first or fixed + sum(first) <= budget_s:
+        return None
+    left = budget_s - fixed
+    for i, seconds in enumerate(first):
+        share = left / (len(first) - i)
+        if seconds > share:
+            limit = math.floor(share - POINT_OVERHEAD_S)
+            return float(limit) if limit >= SHORTEST_POINT_S else None
+        left -= seconds
+    return None
+
+
+def _least(rows: list[dict[str, Any]], engine: str) -> float:
+    """Seconds of an engine's start, calibration and shortest point."""
+    own = [r for r in rows if r["engine"] == engine and r["wall_s"] > 0]
+    points = [r["wall_s"] for r in own if r["sweep"] not in FIXED]
+    return sum(r["wall_s"] for r in own if r["sweep"] in FIXED) + min(points) if points else 0.0
 
 
 def plan_text(plan: dict[str, Any]) -> str:
@@ -128,8 +165,13 @@ def plan_text(plan: dict[str, Any]) -> str:
     total += f", {plan['currency']} {plan['total_cost']:.2f}" if money else ""
     lines.append(total)
     if plan["budget_s"] is not None:
-        verdict = "within" if plan["within_budget"] else "still over"
         kept, budget = plan["kept_s"] / 60, plan["budget_s"] / 60
-        lines.append(f"without the dropped points {kept:.1f} min: {verdict} the budget of {budget:.1f} min")
+        lines.append(f"without the dropped points {kept:.1f} min, within the budget of {budget:.1f} min")
+        if plan["longest_point_s"]:
+            limit = plan["longest_point_s"]
+            lines.append(f"load.max_seconds: {limit:g} would keep the first point of every sweep within the budget")
+        elif not any(r["wall_s"] and not r["dropped"] for r in plan["rows"]):
+            needed = min(s for e in {r["engine"] for r in plan["rows"]} if (s := _least(plan["rows"], e)))
+            lines.append(f"no point fits: start, calibration and the shortest point take {needed / 60:.1f} min")
     lines.append(plan["assumptions"])
     return "\n".join(lines)
