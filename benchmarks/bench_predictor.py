@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import json
 import resource
 import sys
@@ -36,7 +35,8 @@ from servebook.predictor.server_limits import server
 from servebook.predictor.simulated_clients import Prompt, Traffic
 from servebook.predictor.steptime import VllmTimes
 from servebook.run_folder import results
-from servebook.scoring import peers, score, standing
+from servebook.run_folder.published import read as read_published
+from servebook.scoring import peers, standing
 
 ROOT = Path(__file__).parents[1]
 RUNS = {"A40": ("a40-qwen2.5-7b", "qwen2.5-7b"), "A100": ("a100-qwen3-8b", "qwen3-8b")}
@@ -60,12 +60,9 @@ class Table:
         self.params = params.load(ROOT / "params" / f"{run}.yaml")
         self.shape = model.load_shape(ModelParams(config=shape, weights="dummy"), ROOT)
         self.gpu = hardware.resolve(self.params.hardware)
-        published = ROOT / "outputs" / "published"
-        with (published / f"{run}.csv").open(encoding="utf-8") as f:
-            self.rows = [{k: _value(v) for k, v in row.items()} for row in csv.DictReader(f)]
-        self.facts = json.loads((published / f"{run}.facts.json").read_text(encoding="utf-8"))
-        self.own = [r for r in self.rows if r["engine"] == "vllm"]
-        self.alone = {(r["prompt_tokens"], r["output_tokens"]): r for r in self.own if r["concurrency"] == 1}
+        self.rows, self.facts = read_published(ROOT / "outputs" / "published" / f"{run}.csv")
+        self.own = [r for r in self.rows if r.engine == "vllm"]
+        self.alone = {(r.prompt_tokens, r.output_tokens): r for r in self.own if r.concurrency == 1}
 
     def priors(self) -> dict[str, Prior]:
         return vllm_priors(self.shape, self.gpu, self.facts["engines"]["vllm"])
@@ -82,29 +79,17 @@ class Table:
         load = self.params.load.model_copy(update={"jitter_s": jitter_s})
         times, out = VllmTimes(self.shape, self.gpu, c.constants), {}
         for concurrency in dict.fromkeys(c for c, _ in SCORED[self.name]):
-            row = next(r for r in self.own if r["concurrency"] == concurrency and r["sweep"] == SWEEP[self.name])
-            tokens = row["prompt_tokens"], row["output_tokens"]
-            spec = PointSpec(row["sweep"], "vllm", row["point"], "concurrency", *tokens, concurrency)
-            scenario = Scenario(s, spec, load, row["cache_hit_share"] or 0.0, running_gauge=True)
+            row = next(r for r in self.own if r.concurrency == concurrency and r.sweep == SWEEP[self.name])
+            tokens = row.prompt_tokens, row.output_tokens
+            spec = PointSpec(row.sweep, "vllm", row.point_id, "concurrency", *tokens, concurrency)
+            scenario = Scenario(s, spec, load, row.cache_hit_share or 0.0, running_gauge=True)
             count = whole_rounds(max(120, 3 * concurrency), concurrency)
             o = average([scenario.outcome(times, seed, count) for seed in predict.SEEDS[:2]])
             for at, metric in SCORED[self.name]:
-                measured = row.get(metric.replace("t_s", "t_mean_s"))
+                measured = row.measured(metric)
                 if at == concurrency:
                     out[at, metric] = getattr(o, metric) / measured - 1
         return out
-
-
-def _value(text: str) -> float | int | str | None:
-    if text == "":
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        try:
-            return float(text)
-        except ValueError:
-            return text
 
 
 def mean_abs(errors: Errors, metric: str | None = None) -> float:
@@ -134,18 +119,17 @@ def accuracy(tables: list[Table]) -> None:
     inside = total = 0
     for t, p in zip(tables, published, strict=True):
         for point, row in zip(p["points"], t.rows, strict=True):
-            if row["concurrency"] == 1:
+            if row.concurrency == 1:
                 continue
             for metric in ("ttft_s", "tpot_s", "output_tok_per_s"):
-                column = metric.replace("t_s", "t_mean_s")
-                if row.get(column):
+                if real := row.measured(metric):
                     m = point["metrics"][metric]
-                    total, inside = total + 1, inside + (m["low"] <= row[column] <= m["high"])
+                    total, inside = total + 1, inside + (m["low"] <= real <= m["high"])
     print(f"  80 % intervals hold {inside} of {total} measured cells at C > 1 (both engines)")
     naive = [
-        abs(point["metrics"]["ttft_s"]["value"] / row["ttft_mean_s"] - 1)
+        abs(point["metrics"]["ttft_s"]["value"] / row.ttft_mean_s - 1)
         for point, row in zip(published[0]["points"], tables[0].rows, strict=True)
-        if row["engine"] == "hf" and row["concurrency"] > 1
+        if row.engine == "hf" and row.concurrency > 1
     ]
     print(f"  naive server, FIFO from its own C = 1 points: TTFT at most {100 * max(naive):.2f} % off")
 
@@ -165,7 +149,7 @@ class Reference:
         self.shape = model.load_shape(self.params.model, self.dir)
         self.gpu = hardware.Gpu(**self._json("hardware.json")["gpu"])
         self.points = results.read_points(self.dir)
-        self._measured = {standing.key(p): p for p in self.points}
+        self._measured = {p.key: p for p in self.points}
         self._standing = standing.standing(self._json("predictions.json")["frozen"])
         self.frozen = self._cells(self._standing)
         # others say nothing of other engines than vLLM, and give no intervals
@@ -183,7 +167,7 @@ class Reference:
         for e in self._standing:
             name = e["stage"].partition(":")[2]
             if name:
-                learned = [p for p in self.points if p["engine"] == name and p["sweep"] == "calibration"]
+                learned = [p for p in self.points if p.engine == name and p.sweep == "calibration"]
                 facts = {name: self._json(f"engines/{name}.json")}
                 told = predict.predict_run(
                     self.params, self.shape, self.gpu, facts=facts, calibration=learned, engines=[name],
@@ -202,11 +186,11 @@ class Reference:
                 m = self._measured.get(standing.key(p))
                 if not engine or m is None or p["sweep"] == "calibration":
                     continue
-                group = "open" if m["rate_per_s"] else "C>1" if m["concurrency"] > 1 else "C=1"
-                if any(score.REPEATED in reason for reason in m["reasons"] or ()):
+                group = "open" if m.rate_per_s else "C>1" if (m.concurrency or 0) > 1 else "C=1"
+                if m.repeats_prompts:
                     group = "again"
                 for metric in METRICS:
-                    said, real = p["metrics"].get(metric), m[metric.replace("t_s", "t_mean_s")]
+                    said, real = p["metrics"].get(metric), m.measured(metric)
                     if said is None:
                         continue
                     if not isinstance(said, dict):

@@ -77,7 +77,7 @@ def main() -> int:
         f"{point['request_rate_per_s']:.0f} requests/s; memory {growth:+.1%} after the first tenth, "
         f"most {peak:.1f} MiB; Little's law {point['little_error']:+.2%}"
     )
-    return 0 if growth < 0.05 and abs(point["little_error"]) < 0.02 and not point["failures"] else 1
+    return 0 if growth < 0.05 and abs(point.little_error) < 0.02 and not point.failures else 1
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import pandas as pd
 import pytest
+from servebook.common.measured_point import MeasuredPoint
 from servebook.scoring import analysis
 
 
@@ -104,7 +105,8 @@ def test_a_runs_time_is_measuring_starting_and_the_rest_over_interrupted_session
 
 def test_a_run_without_an_account_of_its_time_is_told_from_its_points():
     points = [point("vllm", c, started_at=f"2026-01-01T10:0{c}:00+00:00", seconds=30.0) for c in (1, 2)]
-    notes = analysis.spent_on([*points, point("hf", 1)], {"vllm": {"startup_s": 40.0}, "hf": {"startup_s": 9.0}})
+    stored = [MeasuredPoint.from_json(p) for p in [*points, point("hf", 1)]]
+    notes = analysis.spent_on(stored, {"vllm": {"startup_s": 40.0}, "hf": {"startup_s": 9.0}})
     told = analysis.run_cost([{"started_utc": "2026-01-01T10:00:00Z", "seconds": 200.0}], notes, 0.0)
     assert (told["measuring_s"], told["starting_s"], told["overhead_s"]) == (60.0, 40.0, 100.0)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from servebook.scoring.audit import audit
+from servebook.common.measured_point import MeasuredPoint
+from servebook.scoring.audit import audit as audit_point
 
 GOOD: dict[str, Any] = {
     "concurrency": 8, "requests": 100, "failures": 0, "errors": {}, "stop_reason": "interval narrow enough",
@@ -16,6 +17,14 @@ GOOD: dict[str, Any] = {
     "client_loop_lag_p99_s": 0.0005, "ttft_drift": 0.0, "tpot_drift": None, "gpu_throttled_share": 0.0, "hung": 0,
     "warmup_failures": 0, "events_over_tokens": 0, "first_event_unknown": 0,
 }  # fmt: skip
+
+
+def audit(figures: dict[str, Any], *floors: dict[str, float], **how: bool) -> tuple[str, list[str]]:
+    """The verdict and the reasons' texts of a point with these figures."""
+    named = {"sweep": "s", "engine": "e", "point_id": "c0008", "prompt_tokens": 512, "output_tokens": 128}
+    verdict, reasons = audit_point(MeasuredPoint(**named, **figures), *floors, **how)
+    assert len({r.code for r in reasons}) == len(reasons)
+    return verdict, [r.text for r in reasons]
 
 
 def test_a_good_point_is_valid_also_with_unknown_figures() -> None:

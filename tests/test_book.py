@@ -94,7 +94,7 @@ def test_points_that_the_parameters_dropped_are_left_out_until_they_are_back(tmp
         return Book.open(tmp_path / "demo.yaml", create=True)
 
     def points(book):
-        return sorted((p["sweep"], p["engine"], p["point"]) for p in book.stored_points())
+        return sorted(p.key for p in book.stored_points())
 
     book = opened()
     book.predict()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from servebook.common.errors import ServebookError
+from servebook.common.measured_point import MeasuredPoint
 from servebook.config.params import ModelParams
 from servebook.hardware import catalog as hardware
 from servebook.model import reader as model
@@ -18,8 +20,8 @@ SHAPE = model.load_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), Path
 
 
 def point(prompt, ttft, tpot, output=128, **more):
-    base = {"engine": "vllm", "concurrency": 1, "prompt_tokens": prompt, "output_tokens": output}
-    return base | {"ttft_mean_s": ttft, "tpot_mean_s": tpot} | more
+    asked = {"concurrency": 1, "prompt_tokens": prompt, "output_tokens": output} | more
+    return MeasuredPoint(sweep="calibration", engine="vllm", point_id="", ttft_mean_s=ttft, tpot_mean_s=tpot, **asked)
 
 
 POST_2 = [point(512, 0.088, 0.028), point(8192, 1.25, 0.0288)]
@@ -32,7 +34,7 @@ def made(constants, prompts, histograms=False):
         front, first = times.frontend(prompt) + times.first_event(prompt), times.first_token(prompt, 2048)
         p = point(prompt, front + first, times.per_token(prompt, 128))
         if histograms:
-            p |= {"server_prefill_mean_s": first, "server_queue_mean_s": 0.0}
+            p = replace(p, server_prefill_mean_s=first, server_queue_mean_s=0.0)
         out.append(p)
     return out
 
@@ -56,8 +58,13 @@ def test_one_slow_request_of_a_few_is_not_what_a_prompt_takes():
     truth = {n: p.value for n, p in vllm_priors(SHAPE, A40).items()}
     alone = made(truth, [512, 8192], histograms=True)
     # one of six requests took 0.6 s more: the mean says 0.1 s more, the median nothing
-    slow = [p | {k: p[k] + 0.1 for k in ("ttft_mean_s", "server_prefill_mean_s")} for p in alone]
-    slow = [p | {"ttft_p50_s": q["ttft_mean_s"]} for p, q in zip(slow, alone, strict=True)]
+    slow = [
+        replace(
+            p, ttft_mean_s=p.ttft_mean_s + 0.1, server_prefill_mean_s=p.server_prefill_mean_s + 0.1,
+            ttft_p50_s=p.ttft_mean_s,
+        )
+        for p in alone
+    ]  # fmt: skip
     found, moved = (calibrate("vllm", SHAPE, A40, p).constants["matmul_share"] for p in (alone, slow))
     assert moved == pytest.approx(found, rel=1e-6)
 
@@ -97,13 +104,14 @@ def test_a_low_concurrency_point_decides_what_one_client_cannot():
     server = server_limits.server("vllm", VllmEngine(kind="vllm", max_num_batched_tokens=2048), SHAPE, A40)
 
     def simulated(times, p):
-        spec = PointSpec("", "vllm", "", "concurrency", p["prompt_tokens"], p["output_tokens"], p["concurrency"])
+        spec = PointSpec("", "vllm", "", "concurrency", p.prompt_tokens, p.output_tokens, p.concurrency)
         o = scenario.Scenario(server, spec, Load()).outcome(times, 1, 80)
         return o.ttft_s, o.tpot_s
 
     truth = calibrate("vllm", SHAPE, A40, POST_2).constants | {"mixed_rows": 120.0}
     crowd = point(8192, 1, 1, concurrency=16)
-    crowd["ttft_mean_s"], crowd["tpot_mean_s"] = simulated(VllmTimes(SHAPE, A40, truth), crowd)
+    ttft_s, tpot_s = simulated(VllmTimes(SHAPE, A40, truth), crowd)
+    crowd = replace(crowd, ttft_mean_s=ttft_s, tpot_mean_s=tpot_s)
     alone = calibrate("vllm", SHAPE, A40, POST_2, simulated=simulated)
     both = calibrate("vllm", SHAPE, A40, [*POST_2, crowd], simulated=simulated)
     assert both.estimates["mixed_rows"].sd < alone.estimates["mixed_rows"].sd

@@ -134,7 +134,7 @@ class Run:
         return self.log.read_text()
 
     def points(self) -> list[str]:
-        return [p["point"] for p in results.read_points(self.dir)]
+        return [p.point_id for p in results.read_points(self.dir)]
 
     def faults(self) -> list[str]:
         lines = [line for line in self.said.splitlines() if line.startswith("servebook: ")]
@@ -289,7 +289,7 @@ def book_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bo
 
 
 def measured(book: Book) -> list[str]:
-    return [p["point"] for p in book.stored_points()]
+    return [p.point_id for p in book.stored_points()]
 
 
 def test_a_frozen_server_is_found_out_ended_and_started_again(
@@ -440,8 +440,8 @@ def test_a_stepped_clock_changes_no_latency(
     monkeypatch.setattr(time, "time", lambda: real() - (3600.0 if time.monotonic() - begun > 0.7 else 0.0))
     book.measure("short_prompts", "e")
     point = book.stored_points()[0]
-    assert point["failures"] == 0 and 0.02 < point["ttft_mean_s"] < 0.2 and point["e2e_mean_s"] < 1
-    assert 0 < point["seconds"] < 10
+    assert point.failures == 0 and 0.02 < point.ttft_mean_s < 0.2 and point.e2e_mean_s < 1
+    assert 0 < point.seconds < 10
 
 
 def test_a_file_cut_at_every_byte_of_its_last_row_loses_that_row_alone(tmp_path: Path) -> None:
@@ -517,8 +517,8 @@ def test_a_key_is_sent_as_bearer_and_is_in_no_file_of_a_run(tmp_path: Path, monk
         run = Run(write_params(tmp_path, keyed, c="[1]"), **env)
         assert run.end() == 0, run.said
         point = results.read_point(run.dir, "short_prompts", "e", "c0001")
-        assert point and point["requests"] >= 8 and point["failures"] == 0
-        assert point["server_running_mean"] is not None, "the counters were asked with the key as well"
+        assert point and point.requests >= 8 and point.failures == 0
+        assert point.server_running_mean is not None, "the counters were asked with the key as well"
         monkeypatch.setenv("SERVEBOOK_OUTPUTS", str(tmp_path / "out"))
         monkeypatch.setenv("THE_KEY", f"{secret}-wrong")
         with pytest.raises(ServebookError, match="no OpenAI-compatible server answers"):
@@ -538,7 +538,7 @@ def test_a_key_that_a_server_quotes_is_not_stored(tmp_path: Path) -> None:
         point = measure_point_sync(spec, **known, run_dir=tmp_path, api_key=secret)
     assert "Incorrect API key provided: Bearer [key]" in refused.value.what
     rows = results.read_rows(results.rows_path(tmp_path, "s", "e", "c0002"))
-    assert point["failures"] and {r["error"] for r in rows if r["error"]} >= {"HTTP 500: out of order for [key]"}
+    assert point.failures and {r["error"] for r in rows if r["error"]} >= {"HTTP 500: out of order for [key]"}
     assert [p for p in tmp_path.rglob("*") if p.is_file() and secret.encode() in p.read_bytes()] == []
 
 

@@ -13,6 +13,7 @@ import pytest
 from IPython.display import DisplayHandle
 from servebook.charts import waterfall_svg
 from servebook.common.errors import ServebookError
+from servebook.common.measured_point import MeasuredPoint
 from servebook.config import params
 from servebook.config.points import PointSpec
 from servebook.hardware.catalog import Gpu
@@ -54,7 +55,7 @@ def test_a_glance_is_near_the_prediction() -> None:
 def test_published_points_lie_on_the_curve() -> None:
     curve = explore.against("a40-qwen2.5-7b (published)", "long_prompts")
     said = {p["point"]: p["metrics"]["tpot_s"]["value"] for p in curve.predicted}
-    measured = {p["point"]: p["tpot_mean_s"] for p in curve.measured}
+    measured = {p.point_id: p.tpot_mean_s for p in curve.measured}
     assert len(measured) >= 5 and all(said[p] == pytest.approx(v, rel=0.1) for p, v in measured.items())
     assert len(curve.figures) == 2 and "Mean error" in curve.text()
 
@@ -189,9 +190,9 @@ def test_a_what_if_is_scored_by_the_run_that_measured_it() -> None:
     assert "fp8 KV cache, measured with 16-bit" in unmeasured.text() and "Mean error" not in unmeasured.text()
     table = explore.what_if(run=H200, concurrency=16, prompt_tokens=512, output_tokens=128)
     name, point = table.measured["fp8 weights"]
-    assert name == "h200-qwen2.5-7b-fp8 (reference)" and point["concurrency"] == 16
+    assert name == "h200-qwen2.5-7b-fp8 (reference)" and point.concurrency == 16
     low, high = table.forecasts["fp8 weights"].interval("output_tok_per_s")
-    assert low < point["output_tok_per_s"] < high  # what was learned from bf16 does not know fp8's gain better
+    assert low < point.output_tok_per_s < high  # what was learned from bf16 does not know fp8's gain better
 
 
 def test_one_simulation_answers_tiles_cases_and_curves() -> None:
@@ -342,6 +343,10 @@ def write_rows(book: Book, point: str, *phases: str) -> None:
             out.write(json.dumps({"phase": phase, "ok": True, "ttft_s": 0.1 * (i + 1), "tpot_s": 0.01}) + "\n")
 
 
+def stored_point(**figures) -> MeasuredPoint:
+    return MeasuredPoint(sweep="s", engine="vllm", point_id="c0001", prompt_tokens=8, output_tokens=4, **figures)
+
+
 def test_a_run_is_followed_from_its_files(tmp_path: Path) -> None:
     book = Book(tmp_path)
     follower = live_state.Follower(book, book.points)
@@ -362,9 +367,7 @@ def test_a_run_is_followed_from_its_files(tmp_path: Path) -> None:
     assert follower.interrupted().endswith(
         "interrupted with 0 of 3 points done; the 5 requests of c0001 are in its rows"
     )
-    results.write_point(
-        tmp_path, {"sweep": "s", "engine": "vllm", "point": "c0001", "ttft_mean_s": 0.2, "tpot_mean_s": 0.01}
-    )
+    results.write_point(tmp_path, stored_point(ttft_mean_s=0.2, tpot_mean_s=0.01))
     state = follower.look()
     assert [s.point for s, _ in state.done] == ["c0001"] and state.now.point == "c0002" and state.rows == 0
     assert state.left_s == pytest.approx(60, abs=1)
@@ -372,11 +375,10 @@ def test_a_run_is_followed_from_its_files(tmp_path: Path) -> None:
 
 def test_a_point_that_is_measured_again_is_done_when_it_is_new(tmp_path: Path) -> None:
     book = Book(tmp_path)
-    old = {"sweep": "s", "engine": "vllm", "point": "c0001", "ttft_mean_s": 0.5, "started_at": "then"}
-    results.write_point(tmp_path, old)
+    results.write_point(tmp_path, stored_point(ttft_mean_s=0.5, started_at="then"))
     follower = live_state.Follower(book, book.points)
     assert follower.look().done == []
-    results.write_point(tmp_path, {**old, "ttft_mean_s": 0.2, "started_at": "now"})
+    results.write_point(tmp_path, stored_point(ttft_mean_s=0.2, started_at="now"))
     assert follower.look().done == [(book.points[0], {"ttft_s": 0.2, "tpot_s": None})]
 
 

@@ -34,71 +34,71 @@ def about(value: float, rel: float = 0.3) -> Any:
 
 def test_several_tokens_an_event_give_the_right_tpot_and_an_event_gap() -> None:
     p = measure(Behaviour(tokens_per_event=4, itl_s=0.004))
-    assert p["tokens_per_event"] == 4 and p["itl_is_event_gap"] and p["first_event_unknown"] == 0
+    assert p.tokens_per_event == 4 and p.itl_is_event_gap and p.first_event_unknown == 0
     # 4 events, 3 gaps of 16 ms, for the 12 tokens after the first event
-    assert p["tpot_mean_s"] == about(0.004)
-    assert p["itl_p50_s"] == about(0.016)
+    assert p.tpot_mean_s == about(0.004)
+    assert p.itl_p50_s == about(0.016)
 
 
 def test_several_tokens_an_event_without_running_usage_are_told_by_token_ids_or_said_to_be_assumed() -> None:
     told = measure(Behaviour(tokens_per_event=4, itl_s=0.004, running_usage=False, token_ids=True))
-    assert told["tpot_mean_s"] == about(0.004) and told["first_event_unknown"] == 0
+    assert told.tpot_mean_s == about(0.004) and told.first_event_unknown == 0
     assumed = measure(Behaviour(tokens_per_event=4, itl_s=0.004, running_usage=False))
-    assert assumed["first_event_unknown"] == 8 and any("one assumed" in r for r in assumed["reasons"])
+    assert assumed.first_event_unknown == 8 and any("one assumed" in r for r in map(str, assumed.reasons))
 
 
 def test_a_first_event_of_several_tokens_is_taken_out_of_the_tpot() -> None:
     p = measure(Behaviour(first_event_tokens=6, itl_s=0.005))
-    assert p["first_event_unknown"] == 0 and p["itl_is_event_gap"]
+    assert p.first_event_unknown == 0 and p.itl_is_event_gap
     # token i is due i x 5 ms after the first: the ten after the first event's six took 75 ms
-    assert p["tpot_mean_s"] == about(0.0075) and p["output_tokens_off"] == 0
+    assert p.tpot_mean_s == about(0.0075) and p.output_tokens_off == 0
 
 
 def test_a_finish_event_without_a_token_is_none() -> None:
     p = measure(Behaviour(empty_finish=True, running_usage=False, itl_s=0.004))
-    assert (p["requests"], p["tokens_per_event"], p["events_over_tokens"]) == (8, 1, 0)
-    assert p["tpot_mean_s"] == about(0.004)
+    assert (p.requests, p.tokens_per_event, p.events_over_tokens) == (8, 1, 0)
+    assert p.tpot_mean_s == about(0.004)
 
 
 def test_several_events_in_one_read_are_counted_as_several_and_no_gap_is_zero() -> None:
     p = measure(Behaviour(events_per_write=4, itl_s=0.004))
-    assert p["tokens_per_event"] == 1 and p["itl_is_event_gap"] and p["output_tokens_off"] == 0
-    assert p["itl_p50_s"] == about(0.016)
+    assert p.tokens_per_event == 1 and p.itl_is_event_gap and p.output_tokens_off == 0
+    assert p.itl_p50_s == about(0.016)
 
 
 def test_events_split_inside_json_over_crlf_with_comments() -> None:
     p = measure(Behaviour(split_bytes=23, crlf=True, comments=True, itl_s=0.02), n=4)
-    assert (p["requests"], p["failures"], p["tokens_per_event"]) == (4, 0, 1)
+    assert (p.requests, p.failures, p.tokens_per_event) == (4, 0, 1)
 
 
 def test_an_empty_first_event_is_no_token() -> None:
     p = measure(Behaviour(leading_events=1, ttft_s=0.05, running_usage=False))
-    assert p["ttft_p50_s"] >= 0.045 and p["events_over_tokens"] == 0
+    assert p.ttft_p50_s >= 0.045 and p.events_over_tokens == 0
 
 
 def test_tokens_with_empty_text_are_tokens() -> None:
     for running in (True, False):
         p = measure(Behaviour(empty_text=True, running_usage=running))
-        assert (p["requests"], p["tokens_per_event"]) == (8, 1)
+        assert (p.requests, p.tokens_per_event) == (8, 1)
 
 
 def test_no_usage_is_a_failure_that_says_so() -> None:
     p = measure(Behaviour(usage=False, running_usage=False))
-    assert p["verdict"] == "invalid" and "no usage" in p["reasons"][0]
+    assert p.verdict == "invalid" and "no usage" in p.reasons[0].text
 
 
 def test_an_error_status_is_counted_with_its_message_and_stays_out_of_the_percentiles() -> None:
     p = measure(Behaviour(fail_every=4, ttft_s=0.05), n=16)
-    assert p["failures"] in (4, 5) and p["requests"] == 16 - p["failures"]
-    assert p["errors"] == {"HTTP 500: out of order": p["failures"] + p["warmup_failures"]}
-    assert p["ttft_min_s"] >= 0.045  # an error answers at once
-    assert p["goodput_share"] == p["requests"] / 16 and p["verdict"] == "invalid"
+    assert p.failures in (4, 5) and p.requests == 16 - p.failures
+    assert p.errors == {"HTTP 500: out of order": p.failures + p.warmup_failures}
+    assert p.ttft_min_s >= 0.045  # an error answers at once
+    assert p.goodput_share == p.requests / 16 and p.verdict == "invalid"
 
 
 def test_a_server_that_refuses_everything_ends_the_point_early() -> None:
     begun = time.monotonic()
     p = measure(Behaviour(fail_every=1), limit_s=60)
-    assert "HTTP 500" in p["stop_reason"] and p["requests"] == 0 and p["verdict"] == "invalid"
+    assert "HTTP 500" in p.stop_reason and p.requests == 0 and p.verdict == "invalid"
     assert time.monotonic() - begun < 20
 
 
@@ -134,9 +134,9 @@ def test_what_a_server_takes_is_asked_before_every_point() -> None:
             measure_point_sync, spec, url=server.url, model="mock", vocab=range(100, 1000), load=Load(jitter_s=0.001),
             slo=Slo(), run_dir=None, batching=True, rule=Rule(2, 4, 4, 0.0, 20.0),
         )  # fmt: skip
-        assert measure()["requests"] == 0
+        assert measure().requests == 0
         server.b.fail_every, server.b.refuse_fields = 0, ("continuous_usage_stats",)  # or another in its place
-        assert measure()["requests"] == 4
+        assert measure().requests == 4
 
 
 def test_more_connections_than_files_is_said_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,37 +149,37 @@ def test_more_connections_than_files_is_said_beforehand(monkeypatch: pytest.Monk
 
 def test_a_cut_mid_stream_is_a_failure() -> None:
     p = measure(Behaviour(cut_after=5))
-    assert p["requests"] == 0 and "connection cut mid-stream" in p["errors"]
+    assert p.requests == 0 and "connection cut mid-stream" in p.errors
 
 
 def test_a_server_that_goes_away_ends_the_point_and_is_named() -> None:
     begun = time.monotonic()
     p = measure(Behaviour(refuse_from=6), n=400, limit_s=60)
-    assert time.monotonic() - begun < 30 and p["stop_reason"].startswith("every request failed")
-    assert p["verdict"] == "invalid" and any("onnect" in e for e in p["errors"])
+    assert time.monotonic() - begun < 30 and p.stop_reason.startswith("every request failed")
+    assert p.verdict == "invalid" and any("onnect" in e for e in p.errors)
 
 
 def test_a_stream_that_ends_without_its_end_mark_is_a_failure() -> None:
     p = measure(Behaviour(silent_close_after=5))
-    assert p["requests"] == 0 and "stream ended without its end mark" in p["errors"]
+    assert p.requests == 0 and "stream ended without its end mark" in p.errors
 
 
 def test_an_error_object_inside_a_200_stream_is_a_failure() -> None:
     p = measure(Behaviour(error_after=5))
-    assert p["requests"] == 0 and "error in the stream: engine died" in p["errors"]
+    assert p.requests == 0 and "error in the stream: engine died" in p.errors
 
 
 def test_a_stall_ends_with_the_requests_timeout() -> None:
     p = measure(Behaviour(stall_after=5), request_timeout_s=0.3)
-    assert p["requests"] == 0 and "timed out after 0.3 s" in p["errors"]
+    assert p.requests == 0 and "timed out after 0.3 s" in p.errors
 
 
 def test_a_server_that_stops_answering_cannot_hold_the_point_up_and_is_reported() -> None:
     begun = time.monotonic()
     p = measure(Behaviour(hang_from=7), limit_s=2)
     assert time.monotonic() - begun < 5
-    assert p["stop_reason"] == "time limit reached" and p["hung"] == 2
-    assert p["verdict"] != "valid" and any("hung" in r for r in p["reasons"])
+    assert p.stop_reason == "time limit reached" and p.hung == 2
+    assert p.verdict != "valid" and any("hung" in r for r in map(str, p.reasons))
 
 
 def test_a_server_that_never_answers_is_one_clear_error() -> None:
@@ -189,11 +189,11 @@ def test_a_server_that_never_answers_is_one_clear_error() -> None:
 
 def test_an_answer_without_a_token_is_a_failure() -> None:
     p = measure(Behaviour(no_tokens=True))
-    assert p["requests"] == 0 and "answered with no token" in p["errors"]
+    assert p.requests == 0 and "answered with no token" in p.errors
 
 
 def test_slow_headers_are_part_of_the_latency() -> None:
-    assert measure(Behaviour(slow_headers_s=0.05))["ttft_p50_s"] >= 0.045
+    assert measure(Behaviour(slow_headers_s=0.05)).ttft_p50_s >= 0.045
 
 
 @pytest.mark.parametrize(
@@ -210,13 +210,13 @@ def test_slow_headers_are_part_of_the_latency() -> None:
 )
 def test_what_disagrees_is_a_reason(behaviour: Behaviour, reason: str) -> None:
     p = measure(behaviour, n=32)
-    assert p["verdict"] != "valid" and any(reason in r for r in p["reasons"])
+    assert p.verdict != "valid" and any(reason in r for r in map(str, p.reasons))
 
 
 def test_nothing_wrong_is_valid() -> None:
     p = measure(Behaviour(ttft_s=0.03, itl_s=0.01), n=16)
     machine = ("client-limited", "not converged", "not steady", "Little's law")  # a busy one does that
-    assert [r for r in p["reasons"] if not r.startswith(machine)] == []
+    assert [r for r in map(str, p.reasons) if not r.startswith(machine)] == []
 
 
 def test_bodies_are_read_alike_without_aiohttps_inner_hook(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ def test_bodies_are_read_alike_without_aiohttps_inner_hook(monkeypatch: pytest.M
     ordinary = functools.partial(functools.partial, connections.ResponseHandler)
     monkeypatch.setattr(connections, "partial", lambda _, loop: ordinary(loop=loop))
     p = measure(Behaviour(split_bytes=23, itl_s=0.02), n=4)
-    assert (p["requests"], p["tokens_per_event"]) == (4, 1)
+    assert (p.requests, p.tokens_per_event) == (4, 1)
 
 
 def test_the_hook_is_there_in_this_aiohttp() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from mock_server import Behaviour, MockServer, serving
 from servebook.common.errors import ServebookError
+from servebook.common.measured_point import MeasuredPoint
 from servebook.config.arrivals import schedule
 from servebook.config.params import Load, Slo
 from servebook.load import PointSpec, measure_point, measure_point_sync, measure_ramp_sync, summary
@@ -45,15 +46,15 @@ def test_a_closed_loop_holds_c_and_its_rows_are_the_contract(tmp_path: Path) -> 
         p = measure(server, closed(4), Rule(4, 12, 12, 0, 20), tmp_path)
         truth = server.truth()
     assert truth["max_live"] == 4
-    assert p["requests"] == 12 and p["failures"] == 0
-    assert p["in_flight_mean"] == pytest.approx(4, rel=0.05)
-    assert p["little_l"] == pytest.approx(4, rel=0.05)
-    assert p["ttft_p50_s"] == pytest.approx(np.median(truth["ttft_s"]), abs=0.005)
-    assert p["tpot_mean_s"] == pytest.approx(np.median(truth["tpot_s"]), rel=0.05)
-    assert p["output_tok_per_s"] == pytest.approx(4 * TOKENS / 0.097, rel=0.15)
-    assert p["decode_tok_per_s"] == pytest.approx(p["in_flight_mean"] / p["tpot_mean_s"], rel=0.05)  # hardly scraped
-    assert set(results.POINT_KEYS) <= set(p)
-    assert results.read_points(tmp_path) == [json.loads(json.dumps(p))]
+    assert p.requests == 12 and p.failures == 0
+    assert p.in_flight_mean == pytest.approx(4, rel=0.05)
+    assert p.little_l == pytest.approx(4, rel=0.05)
+    assert p.ttft_p50_s == pytest.approx(np.median(truth["ttft_s"]), abs=0.005)
+    assert p.tpot_mean_s == pytest.approx(np.median(truth["tpot_s"]), rel=0.05)
+    assert p.output_tok_per_s == pytest.approx(4 * TOKENS / 0.097, rel=0.15)
+    assert p.decode_tok_per_s == pytest.approx(p.in_flight_mean / p.tpot_mean_s, rel=0.05)  # hardly scraped
+    assert results.read_points(tmp_path) == [], "whoever asked for the point writes it, once it is complete"
+    assert MeasuredPoint.from_json(json.loads(json.dumps(p.to_json()))) == p
     rows = results.read_rows(results.rows_path(tmp_path, "s", "mock", "c0004"))
     assert [r["phase"] for r in rows] == ["warmup"] * 4 + ["measured"] * 12 + ["drain"] * (len(rows) - 16)
     assert all(tuple(r) == results.ROW_KEYS for r in rows)
@@ -110,9 +111,9 @@ def test_a_prompt_set_repeats_on_purpose_and_shared_prefixes_are_shared() -> Non
 def test_a_naive_engines_decode_rate_is_one_over_tpot_and_queueing_is_in_ttft() -> None:
     with serving(Behaviour(ttft_s=0.01, itl_s=0.002, one_at_a_time=True)) as server:
         p = measure(server, closed(3), Rule(3, 9, 9, 0, 20), batching=False)
-    assert p["decode_tok_per_s"] == pytest.approx(1 / p["tpot_mean_s"])
-    assert p["ttft_mean_s"] == pytest.approx(2 * (0.01 + 15 * 0.002) + 0.01, rel=0.25)
-    assert p["in_flight_mean"] == pytest.approx(3, rel=0.05)
+    assert p.decode_tok_per_s == pytest.approx(1 / p.tpot_mean_s)
+    assert p.ttft_mean_s == pytest.approx(2 * (0.01 + 15 * 0.002) + 0.01, rel=0.25)
+    assert p.in_flight_mean == pytest.approx(3, rel=0.05)
 
 
 @pytest.mark.parametrize("rate_per_s", [None, 20.0])
@@ -120,9 +121,9 @@ def test_a_server_that_says_nothing_and_takes_one_request_at_a_time_decodes_one(
     spec = closed(3) if rate_per_s is None else dataclasses.replace(closed(1), concurrency=None, rate_per_s=rate_per_s)
     with serving(Behaviour(ttft_s=0.01, itl_s=0.002, one_at_a_time=True, metrics=False)) as server:
         p = measure(server, spec, Rule(3, 12, 12, 0, 20))
-    assert p["decode_wall_tok_per_s"] <= p["decode_tok_per_s"] <= 1.05 / p["tpot_mean_s"]
+    assert p.decode_wall_tok_per_s <= p.decode_tok_per_s <= 1.05 / p.tpot_mean_s
     if rate_per_s is None:
-        assert p["decode_tok_per_s"] == pytest.approx(1 / p["tpot_mean_s"], rel=0.05)
+        assert p.decode_tok_per_s == pytest.approx(1 / p.tpot_mean_s, rel=0.05)
 
 
 def test_what_a_batching_engine_works_on_is_what_is_in_flight_less_what_the_server_says_waits() -> None:
@@ -144,23 +145,23 @@ def test_the_decode_rate_is_capped_by_the_most_that_a_gauge_showed_not_by_its_me
     monkeypatch.setattr(summary, "running_of", lambda *a: given.append(a) or running_of(*a))
     with serving(Behaviour(itl_s=0.01, gauge_every=2)) as server:  # as if looked at between the clients' rounds
         p = measure(server, closed(4), Rule(4, 24, 24, 0, 20), load=Load(scrape_interval_s=0.05))
-    assert given[-1][2] == 4 > 1.5 * p["server_running_mean"]
+    assert given[-1][2] == 4 > 1.5 * p.server_running_mean
 
 
 def test_tokens_are_counted_where_they_fall_not_where_requests_end() -> None:
     # one request a client: warm-up ends at the first completion, the window holds the rest of the other streams
     with serving(Behaviour(ttft_s=0.05, itl_s=0.01)) as server:
         p = measure(server, closed(4), Rule(1, 8, 8, 0, 20), load=Load(jitter_s=0))
-    assert p["output_tok_per_s"] == pytest.approx(4 * TOKENS / 0.2, rel=0.2)
+    assert p.output_tok_per_s == pytest.approx(4 * TOKENS / 0.2, rel=0.2)
 
 
 def test_server_metrics_become_figures_and_a_series(tmp_path: Path) -> None:
     with serving(Behaviour(ttft_s=0.02, itl_s=0.005)) as server:
         p = measure(server, closed(2), Rule(2, 12, 12, 0, 20), tmp_path, load=Load(scrape_interval_s=0.05))
-    assert 1 <= p["server_running_mean"] <= 2
-    assert p["server_waiting_mean"] == 0 and p["cache_hit_share"] == 0 and p["preemptions"] == 0
-    assert p["server_prefill_mean_s"] == pytest.approx(0.02)
-    assert p["server_output_tokens"] == pytest.approx(p["client_output_tokens"], abs=4)
+    assert 1 <= p.server_running_mean <= 2
+    assert p.server_waiting_mean == 0 and p.cache_hit_share == 0 and p.preemptions == 0
+    assert p.server_prefill_mean_s == pytest.approx(0.02)
+    assert p.server_output_tokens == pytest.approx(p.client_output_tokens, abs=4)
     series = results.series_path(tmp_path, "s", "mock", "c0002").read_text().splitlines()
     assert series[0].startswith("t_s,running,waiting,kv_cache_usage,prompt_tokens")
     assert "waiting_capacity" in series[0] and len(series) > 5
@@ -194,10 +195,12 @@ def test_gpu_figures_are_filled_where_there_is_nvml(
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     with serving(Behaviour(ttft_s=0.02, itl_s=0.005)) as server:
         p = measure(server, closed(2), Rule(2, 6, 6, 0, 20), tmp_path, load=Load(scrape_interval_s=0.05))
-    assert (p["gpu_power_mean_w"], p["gpu_clock_mean_mhz"], p["gpu_power_limit_w"]) == (690, 1600, 700)
-    assert (p["gpu_power_capped_share"], p["gpu_throttled_share"]) == (bool(reasons & 0x4), slowed)
-    assert any("heat" in r for r in p["reasons"]) == bool(slowed) and not any("capped" in r for r in p["reasons"])
-    assert p["gpu_utilization_mean"] is None
+    assert (p.gpu_power_mean_w, p.gpu_clock_mean_mhz, p.gpu_power_limit_w) == (690, 1600, 700)
+    assert (p.gpu_power_capped_share, p.gpu_throttled_share) == (bool(reasons & 0x4), slowed)
+    assert any("heat" in r for r in map(str, p.reasons)) == bool(slowed) and not any(
+        "capped" in r for r in map(str, p.reasons)
+    )
+    assert p.gpu_utilization_mean is None
     series = results.series_frame(tmp_path, "s", "mock", "c0002")
     assert set(series["gpu_power_w"]) == {690} and set(series["gpu_throttled"]) == {slowed}
 
@@ -205,7 +208,7 @@ def test_gpu_figures_are_filled_where_there_is_nvml(
 def test_a_server_without_metrics_leaves_them_unknown() -> None:
     with serving(Behaviour(metrics=False)) as server:
         p = measure(server, closed(1), Rule(1, 3, 3, 0, 20))
-    assert p["server_running_mean"] is None and p["cache_hit_share"] is None and p["requests"] == 3
+    assert p.server_running_mean is None and p.cache_hit_share is None and p.requests == 3
 
 
 def test_a_row_that_cannot_be_written_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +229,7 @@ def test_it_works_inside_a_running_event_loop() -> None:
         return a, await measure_point(closed(1), run_dir=None, batching=True, rule=rule, **shared)
 
     with serving() as server:
-        assert [p["requests"] for p in asyncio.run(cell(server))] == [2, 2]
+        assert [p.requests for p in asyncio.run(cell(server))] == [2, 2]
 
 
 def test_the_rule_grows_with_c_and_calibration_counts_exactly() -> None:
@@ -243,7 +246,7 @@ def test_the_rule_grows_with_c_and_calibration_counts_exactly() -> None:
     assert rule_of(fixed, load, 30) == Rule(3, 5, 5, 0.0, 30, exactly=5)
     with serving() as server:
         p = measure(server, fixed, rule_of(fixed, load))
-    assert p["requests"] == 5 and p["stop_reason"] == "all 5 requests done"
+    assert p.requests == 5 and p.stop_reason == "all 5 requests done"
 
 
 # --- open loop ---------------------------------------------------------------------------------------------------
@@ -256,8 +259,8 @@ def arriving(rate: float, arrivals: str = "poisson") -> PointSpec:
 def test_an_open_loop_counts_latency_from_the_scheduled_time_and_publishes_its_lag(tmp_path: Path) -> None:
     with serving(Behaviour(ttft_s=0.01, itl_s=0.001)) as server:
         p = measure(server, arriving(100, "constant"), Rule(5, 60, 60, 0, 20), tmp_path)
-    assert p["request_rate_per_s"] == pytest.approx(100, rel=0.05) and not p["saturated"]
-    assert p["schedule_lag_p99_s"] is not None
+    assert p.request_rate_per_s == pytest.approx(100, rel=0.05) and not p.saturated
+    assert p.schedule_lag_p99_s is not None
     rows = results.read_rows(results.rows_path(tmp_path, "s", "mock", "r100.000"))
     assert all(r["ttft_s"] == pytest.approx(r["first_s"] - r["scheduled_s"], abs=2e-6) for r in rows if r["ok"])
 
@@ -272,16 +275,16 @@ def test_a_request_leaves_before_the_next_ones_body_is_made(monkeypatch: pytest.
     monkeypatch.setattr(Bodies, "__call__", slowly)
     with serving(Behaviour(ttft_s=0.005, itl_s=0)) as server:
         p = measure(server, arriving(15, "constant"), Rule(1, 15, 15, 0, 20))
-    assert p["schedule_lag_p50_s"] < 0.015
+    assert p.schedule_lag_p50_s < 0.015
 
 
 def test_a_server_that_cannot_keep_up_is_saturated_and_its_slow_requests_are_not_left_out() -> None:
     # one at a time, 40 ms each, against 50 arrivals a second: the wait grows by 15 ms with every arrival
     with serving(Behaviour(ttft_s=0.01, itl_s=0.002, one_at_a_time=True)) as server:
         p = measure(server, arriving(50, "constant"), Rule(3, 20, 20, 0, 6))
-    assert p["saturated"] and p["verdict"] != "valid"
+    assert p.saturated and p.verdict != "valid"
     # 20 requests were served in the window while 40 arrived: every one that arrived is accounted for
-    assert p["requests"] + p["failures"] > 30 and p["e2e_p99_s"] > 1
+    assert p.requests + p.failures > 30 and p.e2e_p99_s > 1
 
 
 def test_a_window_whose_last_requests_are_long_awaited_does_not_charge_the_wait_to_the_client(
@@ -292,16 +295,16 @@ def test_a_window_whose_last_requests_are_long_awaited_does_not_charge_the_wait_
         p = measure(server, arriving(60), Rule(3, 12, 12, 0, 20), load=Load(scrape_interval_s=0.2))
         truth = server.truth()
     # 60 arrivals a second against 14 served: the window is followed by a wait of more than its length
-    assert truth["ended_s"][-1] - truth["arrived_s"][0] > 2 * p["seconds"]
-    assert p["client_cpu_s"] == pytest.approx(p["seconds"], abs=0.15)
-    assert any("of a core" in r for r in p["reasons"]) and p["verdict"] == "suspect"
+    assert truth["ended_s"][-1] - truth["arrived_s"][0] > 2 * p.seconds
+    assert p.client_cpu_s == pytest.approx(p.seconds, abs=0.15)
+    assert any("of a core" in r for r in map(str, p.reasons)) and p.verdict == "suspect"
 
 
 def test_a_client_whose_event_loop_stands_still_makes_the_point_suspect() -> None:
     with serving(Behaviour(ttft_s=0.02, itl_s=0.005)) as server:
         p = measure(server, closed(4), Rule(4, 40, 40, 0, 60), on_progress=lambda _: time.sleep(0.3))
-    assert p["client_loop_lag_p99_s"] > 0.1 and p["verdict"] == "suspect"
-    assert any(r.startswith("client-limited: its event loop lagged") for r in p["reasons"])
+    assert p.client_loop_lag_p99_s > 0.1 and p.verdict == "suspect"
+    assert any(r.startswith("client-limited: its event loop lagged") for r in map(str, p.reasons))
 
 
 def test_a_client_that_wakes_late_does_not_charge_it_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,8 +319,8 @@ def test_a_client_that_wakes_late_does_not_charge_it_to_the_server(monkeypatch: 
     monkeypatch.setattr(client, "read_tapped", late)
     with serving(Behaviour(ttft_s=0.02, itl_s=0.005)) as server:  # 95 ms a request
         p = measure(server, closed(4), Rule(4, 32, 32, 0, 20))
-    assert abs(p["little_error"]) < 0.1 and p["in_flight_mean"] < 3.2 and p["client_gap_mean_s"] > 0.04
-    assert any("requests in flight, not 4" in r for r in p["reasons"])
+    assert abs(p.little_error) < 0.1 and p.in_flight_mean < 3.2 and p.client_gap_mean_s > 0.04
+    assert any("requests in flight, not 4" in r for r in map(str, p.reasons))
 
 
 def test_replayed_arrivals_are_sent_when_they_were() -> None:
@@ -325,7 +328,7 @@ def test_replayed_arrivals_are_sent_when_they_were() -> None:
     with serving() as server:
         p = measure(server, arriving(1), Rule(0, 4, 4, 0, 20), replay_s=times)
         arrived = server.truth()["arrived_s"][1:]
-    assert p["requests"] == 4
+    assert p.requests == 4
     assert np.diff(arrived) == pytest.approx(np.diff(times), abs=0.02)
 
 
@@ -358,11 +361,11 @@ def test_a_ramp_adds_clients_without_a_pause_and_measures_every_stage(tmp_path: 
         points = ramp(server, specs, [Rule(c, 4 * c, 4 * c, 0, 20) for c in (1, 3, 6)], tmp_path)
         truth = server.truth()
         prompts = [r.prompt for r in server.records]
-    assert [p["point"] for p in points] == ["c0001", "c0003", "c0006"] and truth["max_live"] == 6
+    assert [p.point_id for p in points] == ["c0001", "c0003", "c0006"] and truth["max_live"] == 6
     for p, c in zip(points, (1, 3, 6), strict=True):
-        assert (p["requests"], p["failures"]) == (4 * c, 0)
-        assert p["in_flight_mean"] == pytest.approx(c, rel=0.06)
-        assert p["output_tok_per_s"] == pytest.approx(c * TOKENS / 0.082, rel=0.2)
+        assert (p.requests, p.failures) == (4 * c, 0)
+        assert p.in_flight_mean == pytest.approx(c, rel=0.06)
+        assert p.output_tok_per_s == pytest.approx(c * TOKENS / 0.082, rel=0.2)
     assert len(set(prompts)) == len(prompts)
     # no drain in between: from the first request to the last stage's end the server is never without one
     busy = sorted((r.arrived, r.ended) for r in server.records[1:])
@@ -379,8 +382,8 @@ def test_an_open_loops_rate_may_grow_too() -> None:
     with serving(Behaviour(ttft_s=0.005, itl_s=0.001)) as server:
         specs = [arriving(rate, "constant") for rate in (50, 150)]
         slow, fast = ramp(server, specs, [Rule(3, 25, 25, 0, 20), Rule(10, 75, 75, 0, 20)], None)
-    assert slow["request_rate_per_s"] == pytest.approx(50, rel=0.08)
-    assert fast["request_rate_per_s"] == pytest.approx(150, rel=0.08)
+    assert slow.request_rate_per_s == pytest.approx(50, rel=0.08)
+    assert fast.request_rate_per_s == pytest.approx(150, rel=0.08)
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -396,8 +399,8 @@ def test_a_conversations_prompt_is_its_history_and_new_tokens(told: bool, tmp_pa
             assert any(prompt[: len(e)] == e for e in earlier)
             answer = prompt[-32 - TOKENS : -32]
             assert (set(answer) == {7}) == told  # the server's own ids, or stand-ins for them
-    assert p["prompt_tokens_off"] == 0 and p["verdict"] != "invalid"
-    assert [t["prompt_tokens_mean"] for t in p["turns"]] == [32, 80, 128]
+    assert p.prompt_tokens_off == 0 and p.verdict != "invalid"
+    assert [t["prompt_tokens_mean"] for t in p.turns] == [32, 80, 128]
     rows = results.read_rows(results.rows_path(tmp_path, "s", "mock", "c0002"))
     assert {r["turn"]: r["prompt_tokens_asked"] for r in rows} == {0: 32, 1: 80, 2: 128}
 
@@ -439,7 +442,7 @@ def test_lengths_from_a_range_are_what_each_request_asks_for(tmp_path: Path) -> 
             server, closed(2), Rule(2, 20, 20, 0, 20), tmp_path, prompt_lengths=(10, 40), output_lengths=(2, 12)
         )  # fmt: skip
         sent = {len(r.prompt) for r in server.records[1:]}
-    assert p["prompt_tokens_off"] == 0 and p["output_tokens_off"] == 0
+    assert p.prompt_tokens_off == 0 and p.output_tokens_off == 0
     assert min(sent) >= 10 and max(sent) <= 40 and len(sent) > 5
     rows = results.read_rows(results.rows_path(tmp_path, "s", "mock", "c0002"))
     asked = {r["output_tokens_asked"] for r in rows}
@@ -457,7 +460,7 @@ def test_text_prompts_and_chat_messages() -> None:
 def test_a_chat_endpoint_is_measured_alike() -> None:
     with serving() as server:
         p = measure(server, closed(2), Rule(2, 6, 6, 0, 20), endpoint="/v1/chat/completions")
-    assert (p["requests"], p["tokens_per_event"], p["prompt_tokens_off"]) == (6, 1, 0)
+    assert (p.requests, p.tokens_per_event, p.prompt_tokens_off) == (6, 1, 0)
 
 
 def test_many_long_prompts_of_a_large_vocabulary_are_ready_at_once() -> None:

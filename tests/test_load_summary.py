@@ -70,18 +70,18 @@ def test_a_kept_runs_published_figures_follow_from_its_rows(name: str, tmp_path:
     assert published is not None
     opened = max(i for i, row in enumerate(rows) if row["phase"] == "warmup")
     begin = rows[opened]["end_s"]
-    end = begin + published["seconds"] + 1.5e-6  # a request ended with the window: rows are rounded to 1 µs
-    t = tracker(begin, end, published["concurrency"])
+    end = begin + published.seconds + 1.5e-6  # a request ended with the window: rows are rounded to 1 µs
+    t = tracker(begin, end, published.concurrency)
     for row in rows:
         t.finished.add(reply_of(row))
     slo = params.load(run / "params.yaml").slo
     found = summarize(t, slo, batching=engine == "vllm", scraper=None)
     for key in KEPT:
-        wanted = published[key] and pytest.approx(published[key], rel=1e-4, abs=2e-6)
+        wanted = getattr(published, key) and pytest.approx(getattr(published, key), rel=1e-4, abs=2e-6)
         assert found[key] == wanted, key
     for key in ("itl_p50_s", "itl_p99_s"):  # of gaps that the rows have to 0.01 ms
-        assert found[key] == pytest.approx(published[key], rel=1 / 4096, abs=6e-6), key
-    assert found["output_tok_per_s"] == pytest.approx(published["output_tok_per_s"], rel=2e-3)
+        assert found[key] == pytest.approx(getattr(published, key), rel=1 / 4096, abs=6e-6), key
+    assert found["output_tok_per_s"] == pytest.approx(published.output_tok_per_s, rel=2e-3)
 
 
 def made_up(rng: random.Random, index: int, begun: float) -> Reply:

@@ -31,12 +31,13 @@ def test_reasons_stored_without_a_code_get_one() -> None:
 
 def test_a_reason_keeps_its_code_whatever_its_sentence_says() -> None:
     reason = Reason(ReasonCode.FEW_ROUNDS, "only 1.6 rounds per client")
-    point = MeasuredPoint(sweep="s", engine="e", point_id="c0001", reasons=(reason,))
+    point = MeasuredPoint(sweep="s", engine="e", point_id="c0001", prompt_tokens=1, output_tokens=1, reasons=(reason,))
     assert MeasuredPoint.from_json(json.loads(json.dumps(point.to_json()))).reasons == (reason,)
 
 
 def test_what_a_later_version_wrote_is_kept() -> None:
-    stored = {"sweep": "s", "engine": "e", "point": "c0001", "reasons": ["x"], "reason_codes": ["from later"], "new": 3}
+    named = {"sweep": "s", "engine": "e", "point": "c0001", "prompt_tokens": 1, "output_tokens": 1}
+    stored = named | {"reasons": ["x"], "reason_codes": ["from later"], "new": 3}
     point = MeasuredPoint.from_json(stored)
     assert point.reasons[0].code is ReasonCode.OTHER
     assert point.to_json()["new"] == 3

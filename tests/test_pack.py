@@ -7,6 +7,7 @@ import json
 import pandas as pd
 import pytest
 from servebook.common.errors import ServebookError
+from servebook.common.measured_point import MeasuredPoint
 from servebook.run_folder import results
 from servebook.run_folder.pack import pack
 
@@ -29,7 +30,8 @@ def run(tmp_path):
                           "tpot_s": 0.004015 if i < 2 else None, "e2e_s": 0.609877 if i < 2 else None,
                           "gaps_ms": [5.01, 5.02]})  # fmt: skip
         writer.close()
-        results.write_point(folder, {"sweep": "s", "engine": "e", "point": point, "requests": 2, "reasons": []})
+        asked = {"prompt_tokens": 512, "output_tokens": 128}
+        results.write_point(folder, MeasuredPoint(sweep="s", engine="e", point_id=point, requests=2, **asked))
     series = results.series_path(folder, "s", "e", "c0001")
     series.parent.mkdir(parents=True)
     series.write_text(

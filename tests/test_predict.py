@@ -90,17 +90,17 @@ def test_asynchronous_depth_and_mixed_attention_are_what_explains_the_a40(tables
 
 def test_naive_server_within_three_percent(tables):
     t = tables[0]
-    rows = [r for r in t.rows if r["engine"] == "hf"]
+    rows = [r for r in t.rows if r.engine == "hf"]
     p = predict.predict_published(t.params, t.shape, t.gpu, rows, t.facts)
     for point, row in zip(p["points"], rows, strict=True):
-        assert point["metrics"]["ttft_s"]["value"] == pytest.approx(row["ttft_mean_s"], rel=0.03)
-        if row["decode_tok_per_s"]:
-            assert point["metrics"]["decode_tok_per_s"]["value"] == pytest.approx(row["decode_tok_per_s"], rel=0.03)
+        assert point["metrics"]["ttft_s"]["value"] == pytest.approx(row.ttft_mean_s, rel=0.03)
+        if row.decode_tok_per_s:
+            assert point["metrics"]["decode_tok_per_s"]["value"] == pytest.approx(row.decode_tok_per_s, rel=0.03)
 
 
 def test_waterfall_of_the_a100_at_64_users(tables):
     t = tables[1]
-    rows = [r for r in t.rows if r["concurrency"] in (1, 64)]
+    rows = [r for r in t.rows if r.concurrency in (1, 64)]
     p = predict.predict_published(t.params, t.shape, t.gpu, rows, t.facts)["points"][-1]
     steps = dict(p["waterfall"])
     # the write-up: its roofline says 15.0 ms (16.38 GB of weights, embedding included), measured 24.9
@@ -134,7 +134,7 @@ def test_same_inputs_same_prediction(datasheet):
 
 def test_calibration_narrows_the_intervals(datasheet):
     t = bench.Table("A40")
-    points = [dict(r, engine="vllm") for r in t.alone.values()]
+    points = list(t.alone.values())
     calibrated = predict.predict_run(run_params(), SHAPE, A40, calibration=points, engines=["vllm"])
 
     def width(prediction):
@@ -363,7 +363,7 @@ def test_plan_stops_a_sweep_at_its_minutes():
         "minutes_per_engine": {"hf": 3.0},
     }  # fmt: skip
     plan = planning.plan(run_params(sweeps={"long": sweep}), SHAPE, A40)
-    rows = [r for r in plan["rows"] if r["sweep"] == "long" and r["engine"] == "hf"]
+    rows = [r for r in plan["rows"] if r["sweep"] == "long" and r.engine == "hf"]
     assert rows[0]["wall_s"] > 0 and rows[-1]["wall_s"] == 0 and "minutes_per_engine" in rows[-1]["note"]
 
 
@@ -426,7 +426,7 @@ def test_an_open_loop_beyond_what_the_server_serves_has_a_note_and_no_figures():
         not over["fits"] and over["metrics"] == {} and over["note"].startswith("overloaded: 1000 requests/s are more")
     )
     rows = planning.plan(p, SHAPE, A40)["rows"]
-    assert [r["wall_s"] > 20 for r in rows if r["engine"] == "vllm" and r["point"].startswith("r1000")] == [True]
+    assert [r["wall_s"] > 20 for r in rows if r.engine == "vllm" and r["point"].startswith("r1000")] == [True]
 
 
 def test_a_point_that_ends_by_its_time_says_so():

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from mock_server import Behaviour, serving
 from servebook import charts
+from servebook.common.reasons import ReasonCode
 from servebook.config import params, points
 from servebook.config.params import Load, Slo
 from servebook.load import measure_point_sync
@@ -62,11 +63,11 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_repeated_prompts_are_repeated_flatter_and_count_as_no_figure_of_the_engine(run_dir: Path) -> None:
-    found = {p["point"]: p for p in results.read_points(run_dir)}
-    assert all(found[f"fresh-c000{c}"]["verdict"] != "invalid" for c in (1, 2))
-    assert found["same-c0002"]["verdict"] == "invalid"
-    assert found["same-c0002"]["reasons"][0].startswith("prompts repeated on purpose")
-    assert found["same-c0002"]["requests"] == 8 and found["same-c0002"]["failures"] == 0
+    found = {p.point_id: p for p in results.read_points(run_dir)}
+    assert all(found[f"fresh-c000{c}"].verdict != "invalid" for c in (1, 2))
+    assert found["same-c0002"].verdict == "invalid"
+    assert found["same-c0002"].reasons[0].code is ReasonCode.REPEATED_PROMPTS
+    assert found["same-c0002"].requests == 8 and found["same-c0002"].failures == 0
     table = analysis.prefix_cache(results.points_frame(run_dir), "warm")
     assert list(table["concurrency"]) == [1, 2]
     assert (

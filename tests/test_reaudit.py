@@ -27,7 +27,8 @@ def test_intervals_and_verdicts_follow_from_the_rows(tmp_path: Path) -> None:
     assert line.startswith("long_prompts vllm c0064: valid → suspect (few rounds: 2.6 of the 64 clients")
     for found, was in zip(results.read_points(run), results.read_points(REFERENCE), strict=True):
         # a kept run's rows have their times to a few microseconds
-        assert found == {k: pytest.approx(v, rel=1e-3) if isinstance(v, float) else v for k, v in was.items()}
+        figures = {k: pytest.approx(v, rel=1e-3) if isinstance(v, float) else v for k, v in was.to_json().items()}
+        assert found.to_json() == figures
     assert kept["ttft_ci_low_s"] is None and kept["ttft_mean_s"] > 4
     assert reaudit(run) == (judged, [])
 

@@ -90,9 +90,9 @@ def test_the_frozen_predictions_are_those_of_the_run(runs, name):
     assert not any(e["late"] or e["additional"] for e in entries)
     for e in entries:  # ink before measuring
         engine = e["stage"].partition(":")[2]
-        own = [p for p in run.points if engine in ("", p["engine"])]
-        held_out = [p for p in own if not engine or p["sweep"] != "calibration"]
-        assert held_out and all(e["time_utc"].removesuffix("Z") <= p["started_at"][:19] for p in held_out)
+        own = [p for p in run.points if engine in ("", p.engine)]
+        held_out = [p for p in own if not engine or p.sweep != "calibration"]
+        assert held_out and all(e["time_utc"].removesuffix("Z") <= p.started_at[:19] for p in held_out)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -133,11 +133,11 @@ def test_rows_are_all_there_and_name_no_machine(runs, name):
     run = runs[f"latest/{name}"]
     total = 0
     for p in run.points:
-        rows = results.rows_frame(run.dir, p["sweep"], p["engine"], p["point"])
+        rows = results.rows_frame(run.dir, p.sweep, p.engine, p.point_id)
         measured = rows[(rows["phase"] == "measured") & rows["ok"]]
-        assert len(measured) == p["requests"]
+        assert len(measured) == p.requests
         total += len(rows)
-        assert measured["ttft_s"].mean() == pytest.approx(p["ttft_mean_s"], rel=1e-4)
+        assert measured["ttft_s"].mean() == pytest.approx(p.ttft_mean_s, rel=1e-4)
     assert total > 2000
     kept = [f for f in run.dir.rglob("*") if f.is_file()]
     assert sum(f.stat().st_size for f in kept) < 1.6e6

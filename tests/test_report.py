@@ -309,16 +309,16 @@ def test_edited_notes_appear_when_the_page_is_rendered_again(tmp_path: Path, mon
 
 def test_the_audits_doubts_are_said_once_with_their_kind() -> None:
     rows = report_data.points((1, 4))
-    doubt = {"verdict": "suspect", "reasons": ["not converged: mean TTFT is known to ±12 % only"]}
+    doubt = {"verdict": "suspect", "reasons": ["mean TTFT ±12 %"], "reason_codes": ["wide_interval"]}
     capped = {
         "verdict": "suspect",
-        "reasons": ["GPU power capped at 300 W, below the card's own 700 W, 12 % of the time"],
+        "reasons": ["capped at 300 W"],
+        "reason_codes": ["power_capped"],
     }
     assert "the GPU's power was capped (1 point)" in html.unescape(tables.trust([rows[0] | capped, *rows[1:]]))
     made = tables.trust([rows[0] | doubt, rows[1] | doubt, *rows[2:]])
     assert f"doubts 2 of the {len(rows)} points" in made and "not known well enough (2 points)" in made
-    why = "prompts repeated on purpose: 50.0 % of their tokens came from the cache"
-    again = {"verdict": "invalid", "reasons": [why]}
+    again = {"verdict": "invalid", "reasons": ["repeated"], "repeats_prompts": True}
     assert tables.trust([r | again for r in rows]) == "", "the prefix-cache experiment is no fault"
     assert tables.trust([r | {"verdict": "valid", "reasons": []} for r in rows]) == ""
 

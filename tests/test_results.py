@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from servebook.common.errors import ServebookError
+from servebook.common.measured_point import POINT_COLUMNS, MeasuredPoint
+from servebook.common.reasons import Reason, ReasonCode
 from servebook.run_folder import results
 
 
@@ -79,13 +81,23 @@ def test_an_unfinished_attempt_is_set_aside_not_lost(tmp_path: Path) -> None:
 def test_points_are_read_in_order_and_become_a_table(tmp_path: Path) -> None:
     for point in ("c0128", "c0002", "c0016"):
         results.write_point(
-            tmp_path, {"sweep": "s", "engine": "e", "point": point, "requests": 3, "reasons": ["a", "b"], "extra": 1.5}
+            tmp_path,
+            MeasuredPoint(
+                sweep="s",
+                engine="e",
+                point_id=point,
+                prompt_tokens=1,
+                output_tokens=2,
+                requests=3,
+                reasons=(Reason(ReasonCode.DRIFT, "a"), Reason(ReasonCode.OTHER, "b")),
+                other={"extra": 1.5},
+            ),
         )
     (tmp_path / "requests/s/e/stopped.json").write_text('{"points": ["c0256"]}')
-    assert [p["point"] for p in results.read_points(tmp_path)] == ["c0002", "c0016", "c0128"]
+    assert [p.point_id for p in results.read_points(tmp_path)] == ["c0002", "c0016", "c0128"]
     lines = results.write_points_csv(tmp_path).read_text().splitlines()
-    assert lines[0] == ",".join([*results.POINT_KEYS, "extra"])
-    assert len(lines) == 4 and "a; b" in lines[1] and lines[1].endswith(",1.5")
+    assert lines[0] == ",".join([*POINT_COLUMNS, "extra", "reason_codes"])
+    assert len(lines) == 4 and "a; b" in lines[1] and lines[1].endswith(",1.5,drift; other")
     frame = results.points_frame(tmp_path)
     assert list(frame["point"]) == ["c0002", "c0016", "c0128"] and frame["ttft_mean_s"].isna().all()
 

@@ -52,13 +52,12 @@ def test_invalid_and_already_seen_points_are_left_out() -> None:
 
 
 def test_points_that_repeat_prompts_on_purpose_are_scored_by_themselves() -> None:
-    again = ["prompts repeated on purpose: 31.0 % of their tokens came from the prefix cache"]
-    good = POINT | {"tpot_mean_s": 0.05, "verdict": "invalid", "reasons": again}
+    good = POINT | {"tpot_mean_s": 0.05, "verdict": "invalid", "repeats_prompts": True}
     frozen = {"frozen": [predicted(tpot_s=(0.06, 0.04, 0.07))]}
     assert score.score([good], frozen).empty
     row = score.score([good], frozen, repeated=True).iloc[0]
     assert row["data"] == "repeated" and row["error_share"] == pytest.approx(0.2)
-    assert score.score([good | {"reasons": ["no answer"]}], frozen, repeated=True).empty
+    assert score.score([good | {"repeats_prompts": None}], frozen, repeated=True).empty
     assert score.score([POINT | {"tpot_mean_s": 0.05, "verdict": "valid"}], frozen, repeated=True).empty
 
 

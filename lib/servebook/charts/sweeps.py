@@ -10,7 +10,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ..config.points import SAME
 from ..scoring import analysis, score
 from . import captions, lines, words
 from .lines import DECODE, E2E, OUTPUT, TPOT, TTFT, Data, Metric
@@ -111,7 +110,7 @@ def prefix_cache(canvas: Canvas, points: Any, sweep: str, predictions: Any = Non
     predictions: as for the other sweeps, frozen for each kind of prompts; None: none are drawn."""
     frame = score.complete_frame(points)
     frame = frame[(frame["sweep"] == sweep) & (frame["requests"] > 0)].copy()
-    same = frame["point"].str.startswith(SAME)
+    same = frame["repeats_prompts"]
     # the audit keeps these points out of every other figure; here they are the subject, drawn hollow
     frame.loc[same & (frame["verdict"] == "invalid"), "verdict"] = "suspect"
     caching = set(frame["engine"][same])

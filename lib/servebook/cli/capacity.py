@@ -40,7 +40,7 @@ def main(
             fault = f"{price!r} is no price" if name else "names no GPU"
             raise ServebookError(fault, f"--gpu {other}", "Write NAME=PRICE, as in H200=3.50")
         gpus.append((hardware.resolve(params.HardwareParams(gpu=name)), cost))
-    learned = [p for p in book.stored_points() if p["sweep"] == points.CALIBRATION]
+    learned = [p for p in book.stored_points() if p.sweep == points.CALIBRATION]
     rows = capacity.capacity(
         book.params, book.shape, book.gpu, prompt, output, facts=book.all_facts(), calibration=learned, other_gpus=gpus
     )

@@ -10,11 +10,12 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from ..common import files
+from ..common.measured_point import MeasuredPoint
 from ..config.params import Load, Slo
 from ..config.points import PointSpec
 from ..engines import secrets
@@ -25,12 +26,19 @@ from ..run_folder import results
 from . import measure_options
 from .json_file import JsonFile
 
-COLUMNS = (
-    ("point", "load", ""), ("requests", "requests", "d"), ("failures", "failed", "d"),
-    ("ttft_p50_s", "TTFT p50 ms", "ms"), ("ttft_p99_s", "p99", "ms"), ("tpot_mean_s", "TPOT ms", "ms"),
-    ("itl_p99_s", "ITL p99", "ms"), ("e2e_p50_s", "E2E p50 ms", "ms"), ("output_tok_per_s", "output tok/s", ".1f"),
-    ("in_flight_mean", "in flight", ".2f"), ("verdict", "verdict", ""),
-)  # fmt: skip
+COLUMNS: tuple[tuple[Callable[[MeasuredPoint], Any], str, str], ...] = (
+    (lambda p: p.point_id, "load", ""),
+    (lambda p: p.requests, "requests", "d"),
+    (lambda p: p.failures, "failed", "d"),
+    (lambda p: p.ttft_p50_s, "TTFT p50 ms", "ms"),
+    (lambda p: p.ttft_p99_s, "p99", "ms"),
+    (lambda p: p.tpot_mean_s, "TPOT ms", "ms"),
+    (lambda p: p.itl_p99_s, "ITL p99", "ms"),
+    (lambda p: p.e2e_p50_s, "E2E p50 ms", "ms"),
+    (lambda p: p.output_tok_per_s, "output tok/s", ".1f"),
+    (lambda p: p.in_flight_mean, "in flight", ".2f"),
+    (lambda p: p.verdict, "verdict", ""),
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         return 128 + signal.SIGINT
     if run.pipe_closed and not (o.json or o.out):
         return 1
-    return int(any(p["verdict"] == "invalid" for p in run.points))
+    return int(any(p.verdict == "invalid" for p in run.points))
 
 
 class _Run:
@@ -64,7 +72,7 @@ class _Run:
 
     def __init__(self, o: argparse.Namespace, *, model: str, api_key: str | None) -> None:
         self.o, self.model, self.api_key = o, model, api_key
-        self.points: list[dict[str, Any]] = []
+        self.points: list[MeasuredPoint] = []
         self.json: JsonFile | None = None
         self.guessed_of = 0  # models that the server listed, where none was named
         self.pipe_closed = False  # nobody reads what is printed any more
@@ -89,11 +97,14 @@ class _Run:
             )  # fmt: skip
             before = len(self.points)
             for spec, point in zip(stages, measured, strict=True):
-                if o.self_check and point["ttft_p50_s"] and point["tpot_p50_s"]:
-                    due = dataclasses.replace(spec, rate_per_s=point.get("arrival_rate_per_s")) if o.replay else spec
-                    point |= self_check(due, ttft_s=point["ttft_p50_s"], tpot_s=point["tpot_p50_s"])
-                    if o.out:
-                        results.write_point(o.out, point)
+                if o.self_check and point.ttft_p50_s and point.tpot_p50_s:
+                    due = dataclasses.replace(spec, rate_per_s=point.arrival_rate_per_s) if o.replay else spec
+                    added = self_check(due, ttft_s=point.ttft_p50_s, tpot_s=point.tpot_p50_s)
+                    point = dataclasses.replace(
+                        point, client_added_ttft_s=added.ttft_s, client_added_tpot_s=added.tpot_s
+                    )
+                if o.out:
+                    results.write_point(o.out, point)
                 self.points.append(point)
             self._keep()
             self._show(before)
@@ -103,7 +114,8 @@ class _Run:
     def _keep(self) -> None:
         """After every point: the next may not come to its end. Before it is printed: whoever reads may be gone."""
         if self.json:
-            self.json.write(self.points if len(self.o.specs) > 1 else self.points[0])
+            stored = [p.to_json() for p in self.points]
+            self.json.write(stored if len(self.o.specs) > 1 else stored[0])
         if self.o.out:
             results.write_points_csv(self.o.out)
 
@@ -119,14 +131,14 @@ class _Run:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
-def _measured(point: Mapping[str, Any], guessed_of: int) -> str:
+def _measured(point: MeasuredPoint, guessed_of: int) -> str:
     """What was measured, on one line."""
-    model = (
-        f"{point['model']}, the first of {guessed_of} models (--model names one)," if guessed_of > 1 else point["model"]
-    )
-    lines = [f"measured {model} at {point['endpoint']} with {point['prompts']}, seed {point['seed']}"]
-    lines.append(f"asked with {point['request_fields'] or 'no further field'}; probes: {point['probes']}")
-    return "\n".join([*lines, *point["notes"]])
+    p, model = point, point.model
+    if guessed_of > 1:
+        model = f"{model}, the first of {guessed_of} models (--model names one),"
+    lines = [f"measured {model} at {p.endpoint} with {p.prompts}, seed {p.seed}"]
+    lines.append(f"asked with {p.request_fields or 'no further field'}; probes: {p.probes}")
+    return "\n".join([*lines, *(p.notes or ())])
 
 
 async def _models(url: str, api_key: str | None) -> list[str]:
@@ -146,52 +158,50 @@ def _progress(stages: Sequence[PointSpec]) -> Any:
     return lambda text: print(f"\r{name}: {text}\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _print(point: Mapping[str, Any], *, header: bool, out: TextIO) -> None:
+def _print(point: MeasuredPoint, *, header: bool, out: TextIO) -> None:
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     widths = [max(9, len(title)) for _, title, _ in COLUMNS]
     if header:
         print("  ".join(title.rjust(w) for (_, title, _), w in zip(COLUMNS, widths, strict=True)), file=out)
-    cells = (_cell(point.get(key), form).rjust(w) for (key, _, form), w in zip(COLUMNS, widths, strict=True))
+    cells = (_cell(value(point), form).rjust(w) for (value, _, form), w in zip(COLUMNS, widths, strict=True))
     print("  ".join(cells), file=out)
-    for line in (*point["reasons"], *_details(point)):
+    for line in (*(r.text for r in point.reasons), *_details(point)):
         print(f"{'':9}  {line}", file=out)
     out.flush()
 
 
-def _details(p: Mapping[str, Any]) -> Iterator[str]:
+def _details(p: MeasuredPoint) -> Iterator[str]:
     """What the table has no room for, a line each."""
-
-    def t(key: str, form: str) -> str:
-        return _cell(p.get(key), form)
-
-    if p["seconds"]:
-        yield f"measured for {p['seconds']:.1f} s: {p['stop_reason']}"
-    if p.get("decode_tok_per_s"):
-        wall = t("decode_wall_tok_per_s", ".1f")
-        yield f"decode {t('decode_tok_per_s', '.1f')} tok/s while it decodes (running / TPOT), {wall} by the clock"
-    if p["requests"] and p["itl_is_event_gap"]:
-        yield f"ITL is the gap between reads: an event brings {t('tokens_per_event', '.2f')} tokens, or a read several"
-    if p.get("schedule_lag_p99_s") is not None:
-        lags = f"{t('schedule_lag_p50_s', 'ms')} ms (p50), {t('schedule_lag_p99_s', 'ms')} ms (p99)"
-        yield f"arrivals {t('arrival_rate_per_s', '.2f')}/s; sent {lags} after they were due"
-    if any(p.get(f"slo_{name}_s") for name in ("ttft", "tpot", "e2e")) and p.get("goodput_share") is not None:
-        yield f"goodput {t('goodput_per_s', '.2f')}/s: {t('goodput_share', '.1%')} of attempted requests kept the slo"
-    if p.get("cache_hit_share"):
-        yield f"the prefix cache served {t('cache_hit_share', '.1%')} of the prompts' tokens"
-    mean = p.get("prompt_tokens_mean")
-    if mean and p.get("prompts") == "words" and abs(mean - p["prompt_tokens"]) > 0.5:
-        yield f"prompts of {p['prompt_tokens']} words were {mean:.0f} tokens on average, by the server's count"
-    for turn in p.get("turns") or ():
-        prompt, ttft = (_cell(turn[k], form) for k, form in (("prompt_tokens_mean", ".0f"), ("ttft_mean_s", "ms")))
+    if p.seconds:
+        yield f"measured for {p.seconds:.1f} s: {p.stop_reason}"
+    if p.decode_tok_per_s:
+        wall = _cell(p.decode_wall_tok_per_s, ".1f")
+        yield f"decode {_cell(p.decode_tok_per_s, '.1f')} tok/s while it decodes (running / TPOT), {wall} by the clock"
+    if p.requests and p.itl_is_event_gap:
+        tokens = _cell(p.tokens_per_event, ".2f")
+        yield f"ITL is the gap between reads: an event brings {tokens} tokens, or a read several"
+    if p.schedule_lag_p99_s is not None:
+        lags = f"{_cell(p.schedule_lag_p50_s, 'ms')} ms (p50), {_cell(p.schedule_lag_p99_s, 'ms')} ms (p99)"
+        yield f"arrivals {_cell(p.arrival_rate_per_s, '.2f')}/s; sent {lags} after they were due"
+    if any((p.slo_ttft_s, p.slo_tpot_s, p.slo_e2e_s)) and p.goodput_share is not None:
+        rate, share = _cell(p.goodput_per_s, ".2f"), _cell(p.goodput_share, ".1%")
+        yield f"goodput {rate}/s: {share} of attempted requests kept the slo"
+    if p.cache_hit_share:
+        yield f"the prefix cache served {_cell(p.cache_hit_share, '.1%')} of the prompts' tokens"
+    mean = p.prompt_tokens_mean
+    if mean and p.prompts == "words" and abs(mean - p.prompt_tokens) > 0.5:
+        yield f"prompts of {p.prompt_tokens} words were {mean:.0f} tokens on average, by the server's count"
+    for turn in p.turns or ():
+        prompt, ttft = _cell(turn["prompt_tokens_mean"], ".0f"), _cell(turn["ttft_mean_s"], "ms")
         yield f"turn {turn['turn'] + 1}: {turn['requests']} requests, {prompt} prompt tokens, TTFT {ttft} ms"
-    if p.get("client_cpu_s") and p["seconds"]:
-        share = f"{p['client_cpu_s'] / p['seconds']:.1%}"
-        yield f"client: {share} of a core, its event loop late by {t('client_loop_lag_p99_s', 'ms')} ms (p99)"
-    if p.get("client_added_ttft_s") is not None:
-        load = f"C = {p['concurrency']}" if p["concurrency"] else "this rate"
-        tpot = _cell(p["client_added_tpot_s"] * 1e3, ".3f")
-        yield f"at {load} the client adds {t('client_added_ttft_s', 'ms')} ms to TTFT p50 and {tpot} ms to TPOT"
+    if p.client_cpu_s and p.seconds:
+        share = f"{p.client_cpu_s / p.seconds:.1%}"
+        yield f"client: {share} of a core, its event loop late by {_cell(p.client_loop_lag_p99_s, 'ms')} ms (p99)"
+    if p.client_added_ttft_s is not None:
+        load = f"C = {p.concurrency}" if p.concurrency else "this rate"
+        tpot = _cell((p.client_added_tpot_s or 0.0) * 1e3, ".3f")
+        yield f"at {load} the client adds {_cell(p.client_added_ttft_s, 'ms')} ms to TTFT p50 and {tpot} ms to TPOT"
 
 
 def _cell(value: Any, form: str) -> str:

@@ -7,16 +7,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..charts import words
+from ..common.measured_point import MeasuredPoint, Metric
 from ..predictor import predict
 from ..run.book import Book, find_params
 from ..run_folder import published
 
-# metric → the measured column, how it is shown
-SHOWN = {
-    "ttft_s": ("ttft_mean_s", 1e3, "TTFT ms"),
-    "tpot_s": ("tpot_mean_s", 1e3, "TPOT ms"),
-    "decode_tok_per_s": ("decode_tok_per_s", 1, "decode tok/s"),
-    "output_tok_per_s": ("output_tok_per_s", 1, "output tok/s"),
+# metric → how it is shown
+SHOWN: dict[Metric, tuple[float, str]] = {
+    "ttft_s": (1e3, "TTFT ms"),
+    "tpot_s": (1e3, "TPOT ms"),
+    "decode_tok_per_s": (1, "decode tok/s"),
+    "output_tok_per_s": (1, "output tok/s"),
 }
 
 
@@ -24,7 +25,7 @@ def main(params_path: str, calibration: str | None, *, as_json: bool) -> int:
     """Print every predicted point; with measured points, calibrate on those at C = 1 and score the others."""
     book = Book.open(params_path)
     if calibration is None:
-        measured: list[dict[str, Any]] = []
+        measured: list[MeasuredPoint] = []
         prediction = predict.predict_run(book.params, book.shape, book.gpu)
     else:
         measured, facts = published.read(find_params(calibration))
@@ -37,12 +38,12 @@ def main(params_path: str, calibration: str | None, *, as_json: bool) -> int:
     return 0
 
 
-def errors(predicted: Iterable[Mapping[str, Any]], measured: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def errors(predicted: Iterable[Mapping[str, Any]], measured: Iterable[MeasuredPoint]) -> list[dict[str, Any]]:
     """Mean and largest |error| and the share inside the interval, by engine and metric, over the points at C > 1."""
-    found: dict[tuple[str, str], list[tuple[float, bool]]] = {}
+    found: dict[tuple[str, Metric], list[tuple[float, bool]]] = {}
     for p, m in zip(predicted, measured, strict=False):
-        for metric, (column, _, _) in SHOWN.items():
-            said, seen = (p["metrics"] or {}).get(metric), m.get(column)
+        for metric in SHOWN:
+            said, seen = (p["metrics"] or {}).get(metric), m.measured(metric)
             if said and seen and (p["concurrency"] or 2) > 1:
                 inside = said["low"] <= seen <= said["high"]
                 found.setdefault((p["engine"], metric), []).append((abs(said["value"] / seen - 1), inside))
@@ -59,21 +60,21 @@ def errors(predicted: Iterable[Mapping[str, Any]], measured: Iterable[Mapping[st
     ]
 
 
-def text(predicted: list[dict[str, Any]], measured: list[dict[str, Any]]) -> str:
+def text(predicted: list[dict[str, Any]], measured: list[MeasuredPoint]) -> str:
     """A table with a line a point: predicted with its 80 % interval; where points were measured, predicted beside
     measured with the error, marked * where the measured value lies outside the interval."""
     # the posts' tables tell the decode rate or the output rate
-    rate = "output_tok_per_s"
-    if measured and not any(m.get(rate) for m in measured):
+    rate: Metric = "output_tok_per_s"
+    if measured and not any(m.measured(rate) for m in measured):
         rate = "decode_tok_per_s"
-    shown = ("ttft_s", "tpot_s", rate)
+    shown: tuple[Metric, ...] = ("ttft_s", "tpot_s", rate)
     head, cell = (_compared_head, _compared) if measured else (_predicted_head, _predicted)
     width = max([5, *(len(p["sweep"]) for p in predicted)]) + 2
     named = max([6, *(len(p["engine"]) for p in predicted)]) + 2
     placed = max([5, *(len(p["point"]) for p in predicted)]) + 1
     lines = [f"{'sweep':<{width}}{'engine':<{named}}{'point':<{placed}}" + "".join(map(head, shown)).rstrip()]
     for i, p in enumerate(predicted):
-        seen = measured[i] if i < len(measured) else {}
+        seen = measured[i] if i < len(measured) else None
         line = f"{p['sweep']:<{width}}{p['engine']:<{named}}{p['point']:<{placed}}"
         line += "".join(cell(m, p["metrics"][m], seen) for m in shown if m in p["metrics"]) if p["fits"] else ""
         lines.append(f"{line}  {p['note'] or ''}".rstrip())
@@ -82,30 +83,30 @@ def text(predicted: list[dict[str, Any]], measured: list[dict[str, Any]]) -> str
         lines.append(f"{'engine':<{named}}{'':<14}{'points':>7}{'mean |error|':>14}{'largest':>9}{'inside 80 %':>13}")
         for s in scored:
             lines.append(
-                f"{s['engine']:<{named}}{SHOWN[s['metric']][2]:<14}{s['points']:>7}{s['mean_abs_error']:>14.1%}"
+                f"{s['engine']:<{named}}{SHOWN[s['metric']][1]:<14}{s['points']:>7}{s['mean_abs_error']:>14.1%}"
                 f"{s['worst_error']:>9.1%}{s['inside_share']:>13.0%}"
             )
         lines.append("* outside the 80 % interval; --json has every metric with its interval")
     return "\n".join(lines)
 
 
-def _predicted_head(metric: str) -> str:
-    return f"{SHOWN[metric][2]:>14}  {'80 % interval':<16}"
+def _predicted_head(metric: Metric) -> str:
+    return f"{SHOWN[metric][1]:>14}  {'80 % interval':<16}"
 
 
-def _predicted(metric: str, said: Mapping[str, float], _: Mapping[str, Any]) -> str:
-    scale = SHOWN[metric][1]
+def _predicted(metric: Metric, said: Mapping[str, float], _: MeasuredPoint | None) -> str:
+    scale = SHOWN[metric][0]
     low, high = (words.number(said[k] * scale) for k in ("low", "high"))
     return f"{words.number(said['value'] * scale):>14}  {f'{low} to {high}':<16}"
 
 
-def _compared_head(metric: str) -> str:
-    return f"{SHOWN[metric][2]:>14}{'measured':>10}{'error':>8} "
+def _compared_head(metric: Metric) -> str:
+    return f"{SHOWN[metric][1]:>14}{'measured':>10}{'error':>8} "
 
 
-def _compared(metric: str, said: Mapping[str, float], seen: Mapping[str, Any]) -> str:
-    column, scale, _ = SHOWN[metric]
-    value, found = said["value"], seen.get(column)
+def _compared(metric: Metric, said: Mapping[str, float], seen: MeasuredPoint | None) -> str:
+    scale, _ = SHOWN[metric]
+    value, found = said["value"], seen.measured(metric) if seen else None
     if not found:
         return f"{words.number(value * scale):>14}{'–':>10}{'':>8} "
     mark = " " if said["low"] <= found <= said["high"] else "*"

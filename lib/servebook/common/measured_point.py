@@ -5,13 +5,16 @@ The second part of a field's annotation is its unit, the third what it means; do
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_type_hints
 
-from .reasons import Reason, ReasonCode, Verdict, stored_reason
+from .reasons import Reason, Verdict, stored_reason
 
 Number = float | None
+# What is predicted of a point and scored: means of latencies, and rates
+Metric = Literal["ttft_s", "tpot_s", "e2e_s", "output_tok_per_s", "decode_tok_per_s", "request_rate_per_s"]
 PointKey = tuple[str, str, str]  # (sweep, engine, point_id): what names a point in a run
 POINT_KEY = ("sweep", "engine", "point")  # the columns that hold it
 
@@ -35,8 +38,8 @@ class MeasuredPoint:
     point_id: Annotated[str, "", "the point's name in its sweep (column `point`)"]
     concurrency: Annotated[int | None, "requests", "clients of a closed loop; None in an open loop"] = None
     rate_per_s: Annotated[Number, "1/s", "request rate asked for in an open loop"] = None
-    prompt_tokens: Annotated[int | None, "tokens", "prompt length asked for"] = None
-    output_tokens: Annotated[int | None, "tokens", "output length asked for"] = None
+    prompt_tokens: Annotated[int, "tokens", "prompt length asked for"]
+    output_tokens: Annotated[int, "tokens", "output length asked for"]
     requests: Annotated[int | None, "requests", "answered requests of the measured window"] = None
     failures: Annotated[int | None, "requests", "failed requests of the measured window"] = None
     seconds: Annotated[Number, "s", "length of the measured window"] = None
@@ -119,6 +122,7 @@ class MeasuredPoint:
     prompt_tokens_mean: Annotated[Number, "tokens", "prompt length by the server's count, mean"] = None
     prompt_tokens_off: Annotated[int | None, "requests", "prompts that were not as long as asked"] = None
     prompts: Annotated[str | None, "", "what prompts consist of: token ids from a range, or words"] = None
+    repeats_prompts: Annotated[bool | None, "", "it sends earlier prompts again on purpose (prefix_cache sweep)"] = None
     request_fields: Annotated[str | None, "", "further fields of a request that the server took"] = None
     running_mean: Annotated[Number, "requests", "requests that a batching engine works on at once, mean"] = None
     saturated: Annotated[bool | None, "", "the queue grew from start to end (open loop)"] = None
@@ -132,6 +136,7 @@ class MeasuredPoint:
     slo_e2e_s: Annotated[Number, "s", "service level asked for: request latency"] = None
     slo_tpot_s: Annotated[Number, "s", "service level asked for: TPOT"] = None
     slo_ttft_s: Annotated[Number, "s", "service level asked for: TTFT"] = None
+    source: Annotated[str | None, "", "where a published point was printed"] = None
     temperature: Annotated[Number, "", "sampling temperature sent"] = None
     tokens_per_event: Annotated[Number, "tokens", "output tokens per event of a stream, mean"] = None
     top_k: Annotated[int | None, "", "top_k sent"] = None
@@ -162,10 +167,32 @@ class MeasuredPoint:
         """The same as keyword arguments and columns (POINT_KEY)."""
         return dict(zip(POINT_KEY, self.key, strict=True))
 
-    @property
-    def repeats_prompts(self) -> bool:
-        """Whether it sends earlier prompts again on purpose: a subject of the prefix-cache experiment."""
-        return any(r.code is ReasonCode.REPEATED_PROMPTS for r in self.reasons)
+    def measured(self, metric: Metric) -> Number:
+        """The figure that a prediction of the metric is compared with."""
+        match metric:
+            case "ttft_s":
+                return self.ttft_mean_s
+            case "tpot_s":
+                return self.tpot_mean_s
+            case "e2e_s":
+                return self.e2e_mean_s
+            case "output_tok_per_s":
+                return self.output_tok_per_s
+            case "decode_tok_per_s":
+                return self.decode_tok_per_s
+            case "request_rate_per_s":
+                return self.request_rate_per_s
+
+    if not TYPE_CHECKING:  # for notebooks written when a point was a dict; not for this package, where mypy looks
+
+        def __getitem__(self, column: str) -> Any:
+            warnings.warn(f'write point.{_attribute(column)} for point["{column}"]', DeprecationWarning, stacklevel=2)
+            return self.to_json()[column]
+
+        def get(self, column: str, default: Any = None) -> Any:
+            """The column's value, `default` where the point does not have it."""
+            warnings.warn(f'write point.{_attribute(column)} for .get("{column}")', DeprecationWarning, stacklevel=2)
+            return self.to_json().get(column, default)
 
     def to_json(self) -> dict[str, Any]:
         """The point as it is stored: every column of POINT_COLUMNS, of the others those that are known."""
@@ -186,10 +213,21 @@ class MeasuredPoint:
         texts, codes = stored.get("reasons") or [], stored.get("reason_codes")
         pairs = zip(texts, codes if codes is not None else [None] * len(texts), strict=True)
         known["reasons"] = tuple(stored_reason(text, code) for text, code in pairs)
+        if "repeats_prompts" not in stored:
+            known["repeats_prompts"] = _repeats_prompts(stored)
         if stored.get("turns") is not None:
             known["turns"] = tuple(stored["turns"])
         other = {k: v for k, v in stored.items() if k not in _ATTRIBUTES and k not in ("reasons", "reason_codes")}
         return cls(**known, other=other)
+
+
+def _attribute(column: str) -> str:
+    return "point_id" if column == "point" else column
+
+
+def _repeats_prompts(stored: Mapping[str, Any]) -> bool | None:
+    """Of a point that was stored by 0.1.0 and earlier, whose name says it."""
+    return True if stored.get("kind") == "prefix_cache" and stored["point"].startswith("same-") else None
 
 
 _NAMES = [f.name for f in fields(MeasuredPoint) if f.name != "other"]
@@ -200,3 +238,6 @@ _FIRST = _NAMES.index("reasons") + 1
 POINT_COLUMNS = tuple("point" if name == "point_id" else name for name in _NAMES[:_FIRST])
 FURTHER_COLUMNS = ("reason_codes", *_NAMES[_FIRST:])
 _ALWAYS = frozenset(POINT_COLUMNS)
+_HINTS = get_type_hints(MeasuredPoint)
+# columns that hold a quantity: one that nothing reported is NaN in a table
+NUMBER_COLUMNS = frozenset(c for c, name in _ATTRIBUTES.items() if _HINTS[name] in (int, int | None, float | None))

@@ -13,7 +13,7 @@ class RequestRow:
     """One request; None where it did not come to that, or the server does not say. Rounded to 1 µs."""
 
     i: int
-    phase: Phase
+    phase: str  # one of Phase
     ok: bool
     error: str | None
     scheduled_s: float | None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..charts import lab_html, waterfall_svg, words
+from ..common.measured_point import MeasuredPoint
 from ..scoring import analysis
 from . import forecasters
 from .setting import Setting
@@ -158,7 +159,7 @@ class SideBySide(Answer):
     stored runs that measured a case under this load."""
 
     forecasts: dict[str, Forecast]
-    measured: Mapping[str, tuple[str, Mapping[str, Any]]] = field(repr=False, default_factory=dict)
+    measured: Mapping[str, tuple[str, MeasuredPoint]] = field(repr=False, default_factory=dict)
 
     def __repr__(self) -> str:
         return self.text()
@@ -189,7 +190,7 @@ class SideBySide(Answer):
         if name not in self.measured:
             return ["–"]
         base = self.measured.get(next(iter(self.forecasts)))
-        value, against = self.measured[name][1].get("output_tok_per_s"), base and base[1].get("output_tok_per_s")
+        value, against = self.measured[name][1].output_tok_per_s, base and base[1].output_tok_per_s
         return [_against(value, None if base is self.measured[name] else against, words.number(value))]
 
     @staticmethod

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
+from ..common.measured_point import MeasuredPoint
 from ..model.reader import ModelShape
 from . import forecasters, runs
 from .runs import Run
@@ -81,12 +80,12 @@ def measuring(s: Setting) -> list[tuple[Run, str]]:
     found = []
     for name in names:
         run = runs.load(name)
-        engines = [e for e in run.params.engines if any(p["engine"] == e for p in run.points)]
+        engines = [e for e in run.params.engines if any(p.engine == e for p in run.points)]
         found += [(run, e) for e in engines if not differences(s, run, e)]
     return found
 
 
-def measured_point(s: Setting) -> tuple[Run, Mapping[str, Any]] | None:
+def measured_point(s: Setting) -> tuple[Run, MeasuredPoint] | None:
     """A stored measurement of exactly this server under exactly this load."""
     for run, engine in measuring(s):
         for sweep in run.sweeps(engine):
@@ -96,12 +95,12 @@ def measured_point(s: Setting) -> tuple[Run, Mapping[str, Any]] | None:
     return None
 
 
-def _same_load(s: Setting, p: Mapping[str, Any]) -> bool:
-    if (p["prompt_tokens"], p["output_tokens"]) != (s.prompt_tokens, s.output_tokens) or p.get("verdict") == "invalid":
+def _same_load(s: Setting, p: MeasuredPoint) -> bool:
+    if (p.prompt_tokens, p.output_tokens) != (s.prompt_tokens, s.output_tokens) or p.verdict == "invalid":
         return False
-    if s.rate_per_s or p.get("rate_per_s"):
-        return abs((p.get("rate_per_s") or 0.0) - (s.rate_per_s or 0.0)) <= 0.005 * (s.rate_per_s or 0.0)
-    return p.get("concurrency") == s.concurrency
+    if s.rate_per_s or p.rate_per_s:
+        return abs((p.rate_per_s or 0.0) - (s.rate_per_s or 0.0)) <= 0.005 * (s.rate_per_s or 0.0)
+    return p.concurrency == s.concurrency
 
 
 __all__ = ["Difference", "differences", "kv_type", "measured_point", "measuring", "weights"]

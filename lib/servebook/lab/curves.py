@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from .. import charts
 from ..charts import lab_html, style
 from ..common import files
 from ..common.errors import ServebookError
+from ..common.measured_point import MeasuredPoint
 from ..scoring import score
 from . import comparable, forecasters, runs
 from .answers import Answer
@@ -33,7 +34,7 @@ class Curve(Answer):
     sweep: str
     kind: str  # concurrency, prompt_length or arrival_rate
     predicted: list[dict[str, Any]] = field(repr=False)
-    measured: list[dict[str, Any]] = field(repr=False)
+    measured: list[MeasuredPoint] = field(repr=False)
     run: str | None = None  # that measured the points
     note: str = ""  # what does not compare, and why
 
@@ -119,40 +120,38 @@ def against(
     measured = stored.sweep(name, sweep)
     kind = kind_of(measured)
     axis = {"prompt_length": "prompt_tokens", "arrival_rate": "rate_per_s"}.get(kind, "concurrency")
-    values = sorted({p[axis] for p in measured if p.get(axis)})
+    values = sorted({v for p in measured if (v := getattr(p, axis))})
     at = [s.but(**{"rate_per_s": None} | {axis: v if axis == "rate_per_s" else int(v)}) for v in values]
     apart = comparable.differences(s, stored, name) + _other_lengths(s, kind, measured)
     if not apart:
         return _curve(s, sweep, kind, at, measured, name, stored.name)
     for other, its in comparable.measuring(s):  # this setting was measured, by another run
         for there in other.sweeps(its):
-            points = [{**p, "sweep": sweep, "engine": name} for p in other.sweep(its, there)]
+            points = [replace(p, sweep=sweep, engine=name) for p in other.sweep(its, there)]
             if kind_of(points) == kind and not _other_lengths(s, kind, points):
                 return _curve(s, sweep, kind, at, points, name, other.name)
     note = f"Not comparable with {stored.name}: {'; '.join(d.text for d in apart)}."
     if any(d.other for d in apart):
         return _curve(s, sweep, kind, at, [], name, None, f"{note} Its points are left out.")
     apart_name = f"{name} as measured"
-    return _curve(s, sweep, kind, at, [{**p, "engine": apart_name} for p in measured], name, stored.name, note)
+    return _curve(s, sweep, kind, at, [replace(p, engine=apart_name) for p in measured], name, stored.name, note)
 
 
-def _other_lengths(s: Setting, kind: str, measured: Sequence[Mapping[str, Any]]) -> list[comparable.Difference]:
+def _other_lengths(s: Setting, kind: str, measured: Sequence[MeasuredPoint]) -> list[comparable.Difference]:
     p = measured[0]
-    own = kind == "prompt_length" or p["prompt_tokens"] == s.prompt_tokens
-    if own and p["output_tokens"] == s.output_tokens:
+    own = kind == "prompt_length" or p.prompt_tokens == s.prompt_tokens
+    if own and p.output_tokens == s.output_tokens:
         return []
     lengths = s.load_text.partition(", ")[2]
-    return [comparable.Difference(f"{lengths}, measured with {p['prompt_tokens']:,} in, {p['output_tokens']:,} out")]
+    return [comparable.Difference(f"{lengths}, measured with {p.prompt_tokens:,} in, {p.output_tokens:,} out")]
 
 
 def _curve(
-    s: Setting, sweep: str, kind: str, at: Sequence[Setting], measured: list[dict[str, Any]], engine: str | None = None,
+    s: Setting, sweep: str, kind: str, at: Sequence[Setting], measured: list[MeasuredPoint], engine: str | None = None,
     run: str | None = None, note: str = "",
 ) -> Curve:  # fmt: skip
     name = engine or forecasters.of(s).server.name
-    shares = {
-        (p["prompt_tokens"], p["output_tokens"], p.get("concurrency")): p.get("cache_hit_share") for p in measured
-    }
+    shares = {(p.prompt_tokens, p.output_tokens, p.concurrency): p.cache_hit_share for p in measured}
     predicted, hits = [], False
     for each in at:
         spec = each.spec(sweep, name)
@@ -164,16 +163,16 @@ def _curve(
     return Curve(s, sweep, kind, predicted, measured, run, note)
 
 
-def kind_of(measured: Sequence[Mapping[str, Any]]) -> str:
+def kind_of(measured: Sequence[MeasuredPoint]) -> str:
     """What a sweep's points differ in: concurrency, prompt_length or arrival_rate."""
-    if any(p.get("rate_per_s") for p in measured):
+    if any(p.rate_per_s for p in measured):
         return "arrival_rate"
-    return "prompt_length" if len({p["prompt_tokens"] for p in measured}) > 1 else "concurrency"
+    return "prompt_length" if len({p.prompt_tokens for p in measured}) > 1 else "concurrency"
 
 
 def measured_engines(run: Run) -> list[str]:
     """Engines with points, those that batch first."""
-    found = [n for n in run.params.engines if any(p["engine"] == n for p in run.points)]
+    found = [n for n in run.params.engines if any(p.engine == n for p in run.points)]
     return sorted(found, key=lambda n: run.params.engines[n].kind == "naive")
 
 

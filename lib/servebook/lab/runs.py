@@ -10,14 +10,12 @@ from typing import Any
 
 from ..common.errors import ServebookError
 from ..common.files import ROOT
+from ..common.measured_point import MeasuredPoint
 from ..config import params, points
-from ..config.points import SAME
 from ..hardware.catalog import Gpu, resolve
 from ..model.reader import ModelShape, load_shape
 from ..run.book import Book, outputs_folder
 from ..run_folder import published, results
-
-RATES = ("ttft_mean_s", "tpot_mean_s")
 
 
 @dataclass(frozen=True)
@@ -30,28 +28,28 @@ class Run:
     shape: ModelShape
     gpu: Gpu
     facts: Mapping[str, Mapping[str, Any]]
-    points: list[dict[str, Any]] = field(repr=False)
+    points: list[MeasuredPoint] = field(repr=False)
     published: bool = False
     version: int = 0  # another one when points came
 
-    def alone(self, engine: str) -> list[dict[str, Any]]:
+    def alone(self, engine: str) -> list[MeasuredPoint]:
         """The points at C = 1 that a prediction of the engine may learn from, one a pair of lengths."""
-        own = [p for p in self.points if p["engine"] == engine]
+        own = [p for p in self.points if p.engine == engine]
         if not self.published:
-            return [p for p in own if p["sweep"] == points.CALIBRATION]
-        return list({(p["prompt_tokens"], p["output_tokens"]): p for p in own if p.get("concurrency") == 1}.values())
+            return [p for p in own if p.sweep == points.CALIBRATION]
+        return list({(p.prompt_tokens, p.output_tokens): p for p in own if p.concurrency == 1}.values())
 
     def sweeps(self, engine: str) -> list[str]:
         """Sweeps over concurrency, prompt length or rate that hold a point of the engine."""
-        own = {p["sweep"] for p in self.points if p["engine"] == engine} - {points.CALIBRATION}
+        own = {p.sweep for p in self.points if p.engine == engine} - {points.CALIBRATION}
         order = list(self.params.sweeps)
         return sorted(own, key=lambda name: (order.index(name) if name in order else len(order), name))
 
-    def sweep(self, engine: str, name: str) -> list[dict[str, Any]]:
+    def sweep(self, engine: str, name: str) -> list[MeasuredPoint]:
         """A sweep's measured points on an engine; repeated prompts are left out, for they measure the prefix cache."""
         return [
             p for p in self.points
-            if (p["engine"], p["sweep"]) == (engine, name) and not str(p["point"]).startswith(SAME)
+            if (p.engine, p.sweep) == (engine, name) and not p.repeats_prompts
         ]  # fmt: skip
 
 
@@ -102,9 +100,6 @@ def _published(csv: Path, label: str) -> Run:
     file = ROOT / "params" / f"{csv.stem}.yaml"
     run_params = params.load(file)
     shape = load_shape(run_params.model, file.parent)
-    # post 2's points carry no TTFT or TPOT where none was printed: such a point teaches nothing
-    for p in measured:
-        p.update({k: p.get(k) for k in RATES})
     engines = facts.get("engines", facts)
     return Run(label, run_params, file.parent, shape, resolve(run_params.hardware), engines, measured, published=True)
 

@@ -162,10 +162,10 @@ def of_run(run: runs.Run, engine: str, sweep: str | None = None) -> Setting:
     measured = run.sweep(engine, sweep) if sweep else []
     if not measured:
         return setting
-    p = max(measured, key=lambda p: (p.get("rate_per_s") or 0, p.get("concurrency") or 0, p["prompt_tokens"]))
+    p = max(measured, key=lambda p: (p.rate_per_s or 0, p.concurrency or 0, p.prompt_tokens))
     return setting.but(
-        prompt_tokens=int(p["prompt_tokens"]), output_tokens=int(p["output_tokens"]),
-        concurrency=int(p.get("concurrency") or 1), rate_per_s=p.get("rate_per_s") or None,
+        prompt_tokens=p.prompt_tokens, output_tokens=p.output_tokens, concurrency=p.concurrency or 1,
+        rate_per_s=p.rate_per_s or None,
     )  # fmt: skip
 
 

@@ -18,12 +18,13 @@ from typing import IO, Any
 import numpy as np
 
 from ..common.errors import ServebookError
+from ..common.request_row import Phase, RequestRow
 from .client import Reply
 
 IN_MEMORY = 1 << 20  # bytes of each kind
 CHUNK = 256  # requests
 OTHER_ERRORS = "another error"
-PHASES = ("warmup", "measured", "drain", "carried")
+PHASES: tuple[Phase, ...] = ("warmup", "measured", "drain", "carried")
 _TIMES = ("scheduled", "sent", "first", "last", "end")  # now() seconds, NaN where it did not come to that
 _COUNTS = (
     "prompt_tokens", "tokens", "prompt_tokens_asked", "output_tokens_asked", "first_tokens", "cached_tokens", "turn",
@@ -37,7 +38,7 @@ _PACK = struct.Struct(f"={len(_TIMES)}d{len(_COUNTS)}ibb?").pack
 _NAN = float("nan")
 
 
-def row(reply: Reply, start: float) -> dict[str, Any]:
+def row(reply: Reply, start: float) -> RequestRow:
     """The request's row for the run folder; times relative to `start`, rounded to 1 µs."""
     stream = reply.stream
 
@@ -47,28 +48,28 @@ def row(reply: Reply, start: float) -> dict[str, Any]:
     def span(t: float | None) -> float | None:
         return None if t is None else round(t, 6)
 
-    return {
-        "i": reply.index,
-        "phase": reply.phase,
-        "ok": reply.ok,
-        "error": reply.error,
-        "scheduled_s": at(reply.scheduled),
-        "sent_s": at(reply.sent),
-        "first_s": at(reply.first),
-        "last_s": at(reply.last),
-        "end_s": at(reply.end),
-        "prompt_tokens": stream.prompt_tokens,
-        "output_tokens": stream.tokens,
-        "prompt_tokens_asked": reply.prompt_tokens_asked,
-        "output_tokens_asked": reply.output_tokens_asked,
-        "events": stream.events,
-        "first_event_tokens": stream.first_tokens or 1,
-        "ttft_s": span(reply.ttft_s),
-        "tpot_s": span(reply.tpot_s),
-        "e2e_s": span(reply.e2e_s),
-        "gaps_ms": [round(gap * 1e3, 2) for gap in reply.gaps_s()],
-        "turn": reply.turn,
-    }
+    return RequestRow(
+        i=reply.index,
+        phase=reply.phase,
+        ok=reply.ok,
+        error=reply.error,
+        scheduled_s=at(reply.scheduled),
+        sent_s=at(reply.sent),
+        first_s=at(reply.first),
+        last_s=at(reply.last),
+        end_s=at(reply.end),
+        prompt_tokens=stream.prompt_tokens,
+        output_tokens=stream.tokens,
+        prompt_tokens_asked=reply.prompt_tokens_asked,
+        output_tokens_asked=reply.output_tokens_asked,
+        events=stream.events,
+        first_event_tokens=stream.first_tokens or 1,
+        ttft_s=span(reply.ttft_s),
+        tpot_s=span(reply.tpot_s),
+        e2e_s=span(reply.e2e_s),
+        gaps_ms=[round(gap * 1e3, 2) for gap in reply.gaps_s()],
+        turn=reply.turn,
+    )
 
 
 @dataclass(frozen=True)

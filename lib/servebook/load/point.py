@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,11 @@ from typing import Any
 
 from ..common import files
 from ..common.errors import ServebookError
+from ..common.measured_point import MeasuredPoint
 from ..config import arrivals, request_plan
 from ..config.lengths import Length
 from ..config.params import Load, Slo
-from ..config.points import PointSpec
+from ..config.points import PointSpec, RepeatedPoint
 from ..run_folder import results
 from ..scoring.audit import judge
 from . import finished, summary
@@ -45,8 +46,8 @@ def rule_of(spec: PointSpec, load: Load, deadline_s: float | None = None) -> Rul
     return Rule(max(c, load.warmup_requests), least, most, load.min_seconds, limit, limit=name)
 
 
-async def measure_point(spec: PointSpec, *, rule: Rule | None = None, **options: Any) -> dict[str, Any]:
-    """Load one server with one point's requests and return the point (results.POINT_KEYS and further keys).
+async def measure_point(spec: PointSpec, *, rule: Rule | None = None, **options: Any) -> MeasuredPoint:
+    """Load one server with one point's requests and return the point.
 
     rule: when the point is warm and done, if not as rule_of says. options: see measure_ramp; this is one stage of it.
     """
@@ -78,14 +79,14 @@ async def measure_ramp(
     text: bool = False,
     turns: int = 1,
     count_tokens: CountBy = "usage",
-) -> list[dict[str, Any]]:
+) -> list[MeasuredPoint]:
     """Load one server in stages without a pause between them, and return each stage's point.
 
     Every stage has a warm-up and a window of its own; clients of a closed loop are added, never taken away, and an
     open loop's rate changes at once. What a stage has in flight at its end is a warm-up request of the next.
 
     vocab: token ids that prompts may use; lower_vocabs: what to use where the server has no such ids. batching: whether
-    the engine decodes requests together. run_dir: where rows, series and points go (None: nowhere). floors: see audit.
+    the engine decodes requests together. run_dir: where rows and series go (None: nowhere). floors: see audit.
     deadline_s: seconds that a stage may take at most, beside load.max_seconds. rules: when each stage is warm and done,
     if not as rule_of says. prompt_set: points that name the same set send the same prompts (else every point has its
     own). prompt_lengths, output_lengths: instead of the spec's. text: words instead of token ids, always so at a chat
@@ -96,7 +97,7 @@ async def measure_ramp(
     allow_many_sockets(max(s.concurrency or 1 for s in specs))
     rules = rules or [rule_of(spec, load, deadline_s) for spec in specs]
     first = specs[0]
-    prompt_set = prompt_set or getattr(first, "prompt_set", None)
+    prompt_set = prompt_set or (first.prompt_set if isinstance(first, RepeatedPoint) else None)
     labels = _prompt_labels(first, load, run_dir, prompt_set)
     chat = endpoint.endswith("/chat/completions")
     text = text or chat
@@ -184,36 +185,48 @@ def _point(
     run_dir: Path | None,
     cache_expected: bool,
     asked: Mapping[str, Any],
-) -> dict[str, Any]:
-    """A measured stage as a point, judged and stored."""
+) -> MeasuredPoint:
+    """A measured stage as a point, judged; its series is stored."""
     spec, tracker, scraper = stage.spec, stage.tracker, stage.scraper
     scraper.close()
-    point = dict.fromkeys(results.POINT_KEYS) | {
-        key: getattr(spec, key)
-        for key in ("sweep", "engine", "kind", "point", "concurrency", "rate_per_s", "prompt_tokens", "output_tokens")
-    }
-    point |= summary.summarize(tracker, slo, batching=batching, scraper=scraper)
+    figures = summary.summarize(tracker, slo, batching=batching, scraper=scraper)
     tracker.finished.close()
-    point |= stage.health | {"client_gap_mean_s": tracker.pause_mean_s}
-    point |= {key: getattr(load, key) for key in ("seed", "temperature", "top_p", "top_k")}
-    point |= asked
-    point |= {f"slo_{key}": value for key, value in slo.model_dump().items()}
-    point["started_at"] = stage.started_at.isoformat(timespec="seconds")
+    point = MeasuredPoint(
+        sweep=spec.sweep,
+        engine=spec.engine,
+        kind=spec.kind,
+        point_id=spec.point,
+        concurrency=spec.concurrency,
+        rate_per_s=spec.rate_per_s,
+        prompt_tokens=spec.prompt_tokens,
+        output_tokens=spec.output_tokens,
+        client_gap_mean_s=tracker.pause_mean_s,
+        seed=load.seed,
+        temperature=load.temperature,
+        top_p=load.top_p,
+        top_k=load.top_k,
+        slo_ttft_s=slo.ttft_s,
+        slo_tpot_s=slo.tpot_s,
+        slo_e2e_s=slo.e2e_s,
+        repeats_prompts=True if isinstance(spec, RepeatedPoint) else None,
+        started_at=stage.started_at.isoformat(timespec="seconds"),
+        **asked,
+        **stage.health,
+        **figures,
+    )
     verdict, reasons = judge(point, spec, floors, cache_expected=cache_expected)
-    point |= {"verdict": verdict, "reasons": reasons}
     if run_dir is not None:
         series = results.series_path(run_dir, spec.sweep, spec.engine, spec.point)
         results.write_csv(series, scraper.columns(), scraper.rows(tracker.start))
-        results.write_point(run_dir, point)
-    return point
+    return replace(point, verdict=verdict, reasons=reasons)
 
 
-def measure_point_sync(spec: PointSpec, **options: Any) -> dict[str, Any]:
+def measure_point_sync(spec: PointSpec, **options: Any) -> MeasuredPoint:
     """measure_point in a thread and event loop of its own, so that it also works inside a notebook's running loop."""
     return in_thread(lambda: measure_point(spec, **options))
 
 
-def measure_ramp_sync(specs: Sequence[PointSpec], **options: Any) -> list[dict[str, Any]]:
+def measure_ramp_sync(specs: Sequence[PointSpec], **options: Any) -> list[MeasuredPoint]:
     """measure_ramp, as measure_point_sync."""
     return in_thread(lambda: measure_ramp(specs, **options))
 
@@ -242,7 +255,7 @@ def _told(dialect: Dialect, text: bool) -> dict[str, Any]:
 
 
 def _keep(write: Callable[[Mapping[str, Any]], None], start: float, reply: Reply) -> None:
-    write(finished.row(reply, start))
+    write(finished.row(reply, start).to_json())
 
 
 def _forget(_: Reply) -> None:

@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..common.errors import ServebookError
 from ..config.params import Load, Slo
@@ -23,10 +23,17 @@ _TOKEN = b'data: {"choices":[{"index":0,"text":" x","finish_reason":null}]}\n\n'
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-def self_check(spec: PointSpec, *, ttft_s: float, tpot_s: float, seconds: float = 3.0) -> dict[str, float]:
+class Added(NamedTuple):
+    """What the client adds to the medians of TTFT and TPOT."""
+
+    ttft_s: float
+    tpot_s: float
+
+
+def self_check(spec: PointSpec, *, ttft_s: float, tpot_s: float, seconds: float = 3.0) -> Added:
     """Measure the loopback server with `spec`'s load, its schedule as given, for about so many seconds.
 
-    Returns client_added_ttft_s and client_added_tpot_s: medians as the client sees them less the server's own.
+    Returns medians as the client sees them less the server's own.
     """
     from .point import measure_point_sync
     from .window import Rule
@@ -50,10 +57,7 @@ def self_check(spec: PointSpec, *, ttft_s: float, tpot_s: float, seconds: float 
             raise ServebookError(f"the loopback server failed ({error})", "self-check") from None
         finally:
             server.kill()
-    return {
-        "client_added_ttft_s": (point["ttft_p50_s"] or 0.0) - truth["ttft_p50_s"],
-        "client_added_tpot_s": (point["tpot_p50_s"] or 0.0) - truth["tpot_p50_s"],
-    }
+    return Added((point.ttft_p50_s or 0.0) - truth["ttft_p50_s"], (point.tpot_p50_s or 0.0) - truth["tpot_p50_s"])
 
 
 async def _serve(ttft_s: float, itl_s: float) -> None:

@@ -280,4 +280,4 @@ class _Turns:
             }
             for turn, (n, ttft, told, prompt) in sorted(self._sums.items())
         ]
-        return {"turns": table}
+        return {"turns": tuple(table)}

@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..common.errors import ServebookError
+from ..common.measured_point import MeasuredPoint
 from ..hardware.catalog import Gpu
 from ..model.reader import ModelShape
 from .parallel import ALONE, Layout
@@ -83,104 +84,141 @@ class Calibration:
         }
 
 
+AnyTimes = VllmTimes | NaiveTimes
+Simulate = Callable[[AnyTimes, MeasuredPoint], tuple[float, float]]  # of a point: (ttft_s, tpot_s)
+
+
 def calibrate(
     kind: str,
     shape: ModelShape,
     gpu: Gpu,
-    points: Sequence[Mapping[str, Any]] = (),
+    points: Sequence[MeasuredPoint] = (),
     *,
     facts: Mapping[str, Any] | None = None,
     budget: int = 2048,
     layout: Layout = ALONE,
     captured_tokens: int = 512,
-    simulated: Callable[[VllmTimes | NaiveTimes, Mapping[str, Any]], tuple[float, float]] | None = None,
+    simulated: Simulate | None = None,
     priors: dict[str, Prior] | None = None,
 ) -> Calibration:
     """Fit the constants of an engine ("naive", else vLLM's) to measured points; none: the datasheet's priors.
 
-    points: measured point objects with concurrency, prompt_tokens, output_tokens, ttft_mean_s, tpot_mean_s and, where
-    known, server_prefill_mean_s and server_queue_mean_s. budget: max_num_batched_tokens. layout, captured_tokens: as
-    of VllmTimes. simulated: (times, point) → (ttft_s, tpot_s) for points at C > 1, which are left out without it.
-    Raises ServebookError for impossible points.
+    budget: max_num_batched_tokens. layout, captured_tokens: as of VllmTimes. simulated: (times, point) → (ttft_s,
+    tpot_s) for points at C > 1, which are left out without it. Raises ServebookError for impossible points.
     """
-    naive, noisier = kind == "naive", CPU_NOISE if gpu.is_cpu else 1.0
+    naive = kind == "naive"
     priors = priors or (naive_priors(shape, gpu) if naive else vllm_priors(shape, gpu, facts, layout))
     names = tuple(priors)
-    mean = np.array([p.value for p in priors.values()])
-    sd = np.array([p.sd for p in priors.values()])
-    bounds = np.array([[p.low for p in priors.values()], [p.high for p in priors.values()]])
-    usable = [clean for p in points if (clean := _check(p, shape, gpu, layout))]
-    alone = [p for p in usable if (p.get("concurrency") or 1) == 1]
-    crowd = [p for p in usable if (p.get("concurrency") or 1) > 1 and simulated is not None and p["ttft_mean_s"]]
-    _contradictions(alone)
-    if not alone and not crowd:
-        covariance = np.diag(sd**2)
-        return _calibration("datasheet", priors, names, mean, covariance, bounds, [], len(points) > 0)
 
-    def build(x: np.ndarray) -> VllmTimes | NaiveTimes:
-        constants = dict(zip(names, mean + sd * x, strict=True))
+    def build(constants: dict[str, float]) -> AnyTimes:
         if naive:
             return NaiveTimes(shape, gpu, constants)
         return VllmTimes(shape, gpu, constants, layout, captured_tokens)
 
-    def misfit(x: np.ndarray) -> list[tuple[str, float, float]]:
-        """(what, log(predicted / measured) or seconds, its sd)"""
-        times, out = build(x), []
-        for p in alone:
-            prompt, output = int(p["prompt_tokens"]), int(p["output_tokens"])
-            label = f"{prompt}/{output}"
-            first = times.prefill(prompt) if isinstance(times, NaiveTimes) else times.first_token(prompt, budget)
-            front = times.frontend(prompt) + times.first_event(prompt)
-            server = _server_prefill(p)
-            ttft_sd = _noise(p, "ttft", noisier * TTFT_SD, HOST_NOISE * bound[label][0])
-            if p["ttft_mean_s"] is None:
-                pass  # shortened by the prefix cache
-            elif server is None:
-                out.append((f"ttft {label}", math.log((front + first) / p["ttft_mean_s"]), ttft_sd))
-            else:
-                out.append((f"prefill {label}", math.log(first / server[0]), ttft_sd))
-                out.append((f"front end {label}", front - server[1], FRONTEND_SD_S + noisier * FRONTEND_SD * server[1]))
-            if output > 1 and p.get("tpot_mean_s"):
-                predicted = times.per_token(prompt, output)
-                tpot_sd = _noise(p, "tpot", noisier * TPOT_SD, HOST_NOISE * bound[label][1])
-                out.append((f"tpot {label}", math.log(predicted / p["tpot_mean_s"]), tpot_sd))
-        for p in crowd:
-            assert simulated is not None and p["ttft_mean_s"]
-            label = f"C={p['concurrency']} {p['prompt_tokens']}/{p['output_tokens']}"
-            ttft, tpot = simulated(times, p)
-            out.append((f"ttft {label}", math.log(ttft / p["ttft_mean_s"]), 1.5 * noisier * SIMULATED_SD))
-            if p.get("tpot_mean_s"):
-                out.append((f"tpot {label}", math.log(tpot / p["tpot_mean_s"]), noisier * SIMULATED_SD))
-        return out
-
-    from scipy.optimize import least_squares
-
-    before = build(np.zeros(len(names)))
-    bound = {
-        f"{p['prompt_tokens']}/{p['output_tokens']}": before.launch_bound(p["prompt_tokens"], budget) for p in alone
-    }
-    edge = (bounds - mean) / sd
-    fit = least_squares(
-        lambda x: np.array([*x, *(r / s for _, r, s in misfit(x))]),
-        np.clip(np.zeros(len(names)), edge[0], edge[1]),
-        bounds=(edge[0] - 1e-6, edge[1] + 1e-6),
-        diff_step=1e-3 if crowd else None,
-        x_scale=1.0,
+    usable = [clean for p in points if (clean := _check(p, shape, gpu, layout))]
+    fit = _Fit(
+        priors,
+        build,
+        budget,
+        CPU_NOISE if gpu.is_cpu else 1.0,
+        [p for p in usable if (p.concurrency or 1) == 1],
+        [p for p in usable if (p.concurrency or 1) > 1 and simulated is not None and p.ttft_mean_s],
+        simulated,
     )
-    covariance = np.linalg.inv(fit.jac.T @ fit.jac) * np.outer(sd, sd)
-    found = np.clip(mean + sd * fit.x, bounds[0], bounds[1])
-    residuals = []
-    for what, r, _ in misfit(fit.x):
-        if "front end" in what:
-            continue
-        residuals.append((what, math.expm1(r)))
-        if abs(r) > math.log(IMPOSSIBLE * (2 if gpu.is_cpu else 1)):
+    _contradictions(fit.alone)
+    if not fit.alone and not fit.crowd:
+        covariance = np.diag(fit.sd**2)
+        return _calibration("datasheet", priors, names, fit.mean, covariance, fit.bounds, [], len(points) > 0)
+    found, covariance, residuals = fit.solve()
+    for what, share in residuals:
+        factor = max(1 + share, 1 / (1 + share))
+        if factor > IMPOSSIBLE * (2 if gpu.is_cpu else 1):
             raise ServebookError(
-                f"no physically possible constants explain {what} (off by {math.exp(abs(r)):.1f}×)",
+                f"no physically possible constants explain {what} (off by {factor:.1f}×)",
                 "calibration",
                 "Measure these points again on an idle machine, or check model and hardware in the parameters",
             )
-    return _calibration("calibrated", priors, names, found, covariance, bounds, residuals, False)
+    return _calibration("calibrated", priors, names, found, covariance, fit.bounds, residuals, False)
+
+
+class _Fit:
+    """The least-squares problem: constants in standard deviations from their priors. alone: points at C = 1; crowd:
+    points at C > 1, which need a simulation."""
+
+    def __init__(
+        self,
+        priors: dict[str, Prior],
+        build: Callable[[dict[str, float]], AnyTimes],
+        budget: int,
+        noisier: float,
+        alone: Sequence[MeasuredPoint],
+        crowd: Sequence[MeasuredPoint],
+        simulated: Simulate | None,
+    ) -> None:
+        self._names, self._build, self._budget, self._noisier = tuple(priors), build, budget, noisier
+        self.alone, self.crowd, self._simulated = alone, crowd, simulated
+        self.mean = np.array([p.value for p in priors.values()])
+        self.sd = np.array([p.sd for p in priors.values()])
+        self.bounds = np.array([[p.low for p in priors.values()], [p.high for p in priors.values()]])
+        before = self._times(np.zeros(len(self._names)))
+        self._launch_bound = {_lengths(p): before.launch_bound(p.prompt_tokens, budget) for p in alone}
+
+    def _times(self, x: np.ndarray) -> AnyTimes:
+        return self._build(dict(zip(self._names, self.mean + self.sd * x, strict=True)))
+
+    def solve(self) -> tuple[np.ndarray, np.ndarray, list[tuple[str, float]]]:
+        """(constants, their covariance, [(what, predicted / measured - 1)])"""
+        from scipy.optimize import least_squares
+
+        edge = (self.bounds - self.mean) / self.sd
+        fit = least_squares(
+            lambda x: np.array([*x, *(r / s for _, r, s in self._misfit(x))]),
+            np.clip(np.zeros(len(self._names)), edge[0], edge[1]),
+            bounds=(edge[0] - 1e-6, edge[1] + 1e-6),
+            diff_step=1e-3 if self.crowd else None,
+            x_scale=1.0,
+        )
+        covariance = np.linalg.inv(fit.jac.T @ fit.jac) * np.outer(self.sd, self.sd)
+        found = np.clip(self.mean + self.sd * fit.x, self.bounds[0], self.bounds[1])
+        misfit = self._misfit(fit.x)
+        return found, covariance, [(what, math.expm1(r)) for what, r, _ in misfit if "front end" not in what]
+
+    def _misfit(self, x: np.ndarray) -> list[tuple[str, float, float]]:
+        """(what, log(predicted / measured) or seconds, its sd) of every figure."""
+        times = self._times(x)
+        out = [m for p in self.alone for m in self._alone_misfit(times, p)]
+        for p in self.crowd:
+            assert self._simulated is not None and p.ttft_mean_s
+            label = f"C={p.concurrency} {_lengths(p)}"
+            ttft, tpot = self._simulated(times, p)
+            out.append((f"ttft {label}", math.log(ttft / p.ttft_mean_s), 1.5 * self._noisier * SIMULATED_SD))
+            if p.tpot_mean_s:
+                out.append((f"tpot {label}", math.log(tpot / p.tpot_mean_s), self._noisier * SIMULATED_SD))
+        return out
+
+    def _alone_misfit(self, times: AnyTimes, p: MeasuredPoint) -> list[tuple[str, float, float]]:
+        prompt, output, label = p.prompt_tokens, p.output_tokens, _lengths(p)
+        bound, out = self._launch_bound[label], []
+        if p.ttft_mean_s is not None:  # None: shortened by the prefix cache
+            first = times.prefill(prompt) if isinstance(times, NaiveTimes) else times.first_token(prompt, self._budget)
+            front = times.frontend(prompt) + times.first_event(prompt)
+            interval = p.ttft_mean_s, p.ttft_ci_low_s, p.ttft_ci_high_s
+            ttft_sd = _noise(*interval, self._noisier * TTFT_SD, HOST_NOISE * bound[0])
+            if (server := _server_prefill(p)) is None:
+                out.append((f"ttft {label}", math.log((front + first) / p.ttft_mean_s), ttft_sd))
+            else:
+                front_sd = FRONTEND_SD_S + self._noisier * FRONTEND_SD * server[1]
+                out.append((f"prefill {label}", math.log(first / server[0]), ttft_sd))
+                out.append((f"front end {label}", front - server[1], front_sd))
+        if output > 1 and p.tpot_mean_s:
+            interval = p.tpot_mean_s, p.tpot_ci_low_s, p.tpot_ci_high_s
+            tpot_sd = _noise(*interval, self._noisier * TPOT_SD, HOST_NOISE * bound[1])
+            out.append((f"tpot {label}", math.log(times.per_token(prompt, output) / p.tpot_mean_s), tpot_sd))
+        return out
+
+
+def _lengths(p: MeasuredPoint) -> str:
+    return f"{p.prompt_tokens}/{p.output_tokens}"
 
 
 def _calibration(
@@ -227,54 +265,44 @@ def _calibration(
     return Calibration(stage, estimates, pairs, residuals, notes, names, mean, covariance, bounds)
 
 
-def _noise(point: Mapping[str, Any], metric: str, form: float, host: float) -> float:
+def _noise(mean: float, low: float | None, high: float | None, form: float, host: float) -> float:
     """Relative sd of a measured mean: its 95 % interval where there is one, what the form itself can't do, the host."""
     floor = math.hypot(form, host)
-    low, high, mean = (point.get(f"{metric}_{k}_s") for k in ("ci_low", "ci_high", "mean"))
-    if low is None or high is None or not mean or not high > low:
+    if low is None or high is None or not high > low:
         return floor
     return math.hypot(floor, (high - low) / 3.92 / mean)
 
 
-def _server_prefill(point: Mapping[str, Any]) -> tuple[float, float] | None:
+def _server_prefill(p: MeasuredPoint) -> tuple[float, float] | None:
     """(prefill, front end) seconds from vLLM's own histograms: front end = client TTFT − prefill − queue."""
-    prefill, queue = point.get("server_prefill_mean_s"), point.get("server_queue_mean_s")
-    if prefill is None or queue is None or point["ttft_mean_s"] is None or not prefill > 0:
+    prefill, queue = p.server_prefill_mean_s, p.server_queue_mean_s
+    if prefill is None or queue is None or p.ttft_mean_s is None or not prefill > 0:
         return None
-    front = point["ttft_mean_s"] - prefill - queue
-    usual = prefill + (point.get("ttft_p50_s") or point["ttft_mean_s"]) - point["ttft_mean_s"]
+    front = p.ttft_mean_s - prefill - queue
+    usual = prefill + (p.ttft_p50_s or p.ttft_mean_s) - p.ttft_mean_s
     return (usual, front) if front > 0 and usual > 0 else None
 
 
-def _number(value: Any) -> float | None:
-    if value is None or isinstance(value, str) or (isinstance(value, float) and math.isnan(value)):
-        return None
-    return float(value)
-
-
-def _check(point: Mapping[str, Any], shape: ModelShape, gpu: Gpu, layout: Layout = ALONE) -> dict[str, Any] | None:
-    """The point's usable figures, None where there are none. Raises ServebookError for what cannot have been measured.
+def _check(point: MeasuredPoint, shape: ModelShape, gpu: Gpu, layout: Layout = ALONE) -> MeasuredPoint | None:
+    """The point with its usable figures, None where there are none. Raises ServebookError for what cannot have been
+    measured.
 
     A TTFT that the prefix cache shortened is left out.
     """
-    ttft, tpot = _number(point.get("ttft_mean_s")), _number(point.get("tpot_mean_s"))
-    prompt, output = _number(point.get("prompt_tokens")), _number(point.get("output_tokens"))
-    where = f"calibration point {point.get('engine') or ''} {point.get('prompt_tokens')}/{point.get('output_tokens')}"
+    ttft, tpot, prompt = point.ttft_mean_s, point.tpot_mean_s, point.prompt_tokens
+    where = f"calibration point {point.engine} {_lengths(point)}"
     for name, seconds in (("ttft_mean_s", ttft), ("tpot_mean_s", tpot)):
         if seconds is not None and not (0 < seconds < math.inf):
             raise ServebookError(f"{name} is {seconds:g} s", where, "Times are positive: measure the point again")
-    if (_number(point.get("cache_hit_share")) or 0.0) > HIT_SHARE:
+    if (point.cache_hit_share or 0.0) > HIT_SHARE:
         ttft = None
-    if (ttft is None and tpot is None) or not prompt or not output or point.get("verdict") == "invalid":
+    if (ttft is None and tpot is None) or not prompt or not point.output_tokens or point.verdict == "invalid":
         return None
-    histograms = {k: _number(point.get(k)) for k in ("server_prefill_mean_s", "server_queue_mean_s")}
-    intervals = {k: _number(v) for k, v in point.items() if "_ci_" in k}
-    clean = {**point, **histograms, **intervals, "ttft_mean_s": ttft, "tpot_mean_s": tpot}
-    clean |= {"prompt_tokens": int(prompt), "output_tokens": int(output)}
+    clean = replace(point, ttft_mean_s=ttft)
     if gpu.is_cpu:
         return clean  # its peak is an estimate, no floor
     rank = layout.rank(shape)
-    floor = rank.prefill_flops(int(prompt)) / gpu.flops_per_s(shape.compute_dtype) / layout.pipeline
+    floor = rank.prefill_flops(prompt) / gpu.flops_per_s(shape.compute_dtype) / layout.pipeline
     if ttft is not None and ttft < floor:
         raise ServebookError(
             f"TTFT of {ttft * 1e3:.1f} ms is below the compute floor of {floor * 1e3:.1f} ms ({gpu.name})",
@@ -282,7 +310,7 @@ def _check(point: Mapping[str, Any], shape: ModelShape, gpu: Gpu, layout: Layout
             "The prompt came from the prefix cache, or model or hardware in the parameters are not what was measured",
         )
     read = rank.decode_weight_bytes / gpu.bytes_per_s
-    if tpot is not None and (point.get("concurrency") or 1) == 1 and tpot < read:
+    if tpot is not None and (point.concurrency or 1) == 1 and tpot < read:
         raise ServebookError(
             f"TPOT of {tpot * 1e3:.2f} ms is below the {read * 1e3:.2f} ms that reading the weights takes ({gpu.name})",
             where,
@@ -291,19 +319,21 @@ def _check(point: Mapping[str, Any], shape: ModelShape, gpu: Gpu, layout: Layout
     return clean
 
 
-def _contradictions(points: Sequence[Mapping[str, Any]]) -> None:
+def _contradictions(points: Sequence[MeasuredPoint]) -> None:
     """Raises ServebookError where two C = 1 points cannot both be true."""
-    ordered = sorted(points, key=lambda p: p["prompt_tokens"])
+    ordered = sorted(points, key=lambda p: p.prompt_tokens)
     for a, b in itertools.pairwise(ordered):
-        same = (a["prompt_tokens"], a["output_tokens"]) == (b["prompt_tokens"], b["output_tokens"])
-        for key in ("ttft_mean_s", "tpot_mean_s"):
-            if not (a.get(key) and b.get(key)):
+        same = _lengths(a) == _lengths(b)
+        for name, first, second in (
+            ("ttft_mean_s", a.ttft_mean_s, b.ttft_mean_s), ("tpot_mean_s", a.tpot_mean_s, b.tpot_mean_s)
+        ):  # fmt: skip
+            if not (first and second):
                 continue
-            ratio = b[key] / a[key]
+            ratio = second / first
             if ratio < 1 / 1.5 or (same and ratio > 1.5):
                 raise ServebookError(
-                    f"{key} is {a[key]:.4g} s at {a['prompt_tokens']} prompt tokens and {b[key]:.4g} s at "
-                    f"{b['prompt_tokens']}: the points contradict each other",
+                    f"{name} is {first:.4g} s at {a.prompt_tokens} prompt tokens and {second:.4g} s at "
+                    f"{b.prompt_tokens}: the points contradict each other",
                     "calibration",
                     "Measure both again on an idle machine",
                 )

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..common.errors import ServebookError
+from ..common.measured_point import MeasuredPoint
 from ..config.params import RunParams, Slo, VllmEngine
 from ..config.points import PointSpec
 from ..hardware.catalog import Gpu
@@ -118,7 +119,7 @@ def capacity(
     *,
     slo: Slo | None = None,
     facts: Mapping[str, Mapping[str, Any]] | None = None,
-    calibration: Sequence[Mapping[str, Any]] | None = None,
+    calibration: Sequence[MeasuredPoint] | None = None,
     other_gpus: Sequence[tuple[Gpu, float]] = (),
     hit_share: float = 0.5,
 ) -> list[dict[str, Any]]:
@@ -131,7 +132,7 @@ def capacity(
     level, price = slo or params.slo, params.hardware.price_per_hour
     rows = []
     for name, engine in params.engines.items():
-        measured = [p for p in calibration or () if p.get("engine") == name]
+        measured = [p for p in calibration or () if p.engine == name]
         known = dict((facts or {}).get(name) or {})
         base = forecaster(params, name, shape, gpu, facts=known, measured=measured, samples=2)
         cases: list[tuple[str, Forecaster, float, float]] = [("as it is", base, price, 0.0)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from ..common.measured_point import MeasuredPoint
 from ..config.params import BatchingEngine, Engine, RunParams
 from ..hardware.catalog import Gpu
 from ..model.reader import ModelShape
@@ -116,7 +117,7 @@ def inconsistency_table() -> pd.DataFrame:
 
 
 def effective_rates(
-    shape: ModelShape, gpu: Gpu, points: Iterable[Mapping[str, Any]], kinds: Mapping[str, str]
+    shape: ModelShape, gpu: Gpu, points: Iterable[MeasuredPoint], kinds: Mapping[str, str]
 ) -> pd.DataFrame:
     """Effective GB/s and TFLOP/s of every C = 1 point, with their share of the datasheet (post 2's calibration).
 
@@ -124,18 +125,18 @@ def effective_rates(
     """
     rows = []
     for p in points:
-        if p.get("concurrency") != 1 or not p.get("ttft_mean_s") or not p.get("tpot_mean_s"):
+        if p.concurrency != 1 or not p.ttft_mean_s or not p.tpot_mean_s:
             continue
-        passes = roofline.NAIVE_KV_PASSES if kinds.get(p["engine"]) == "naive" else 1
+        passes = roofline.NAIVE_KV_PASSES if kinds.get(p.engine) == "naive" else 1
         rates = roofline.Rates.measured(
-            shape, prompt_tokens=p["prompt_tokens"], ttft_s=p["ttft_mean_s"], tpot_s=p["tpot_mean_s"], kv_passes=passes
+            shape, prompt_tokens=p.prompt_tokens, ttft_s=p.ttft_mean_s, tpot_s=p.tpot_mean_s, kv_passes=passes
         )
         rows.append(
             {
-                "engine": p["engine"],
-                "prompt_tokens": p["prompt_tokens"],
-                "ttft_s": p["ttft_mean_s"],
-                "tpot_s": p["tpot_mean_s"],
+                "engine": p.engine,
+                "prompt_tokens": p.prompt_tokens,
+                "ttft_s": p.ttft_mean_s,
+                "tpot_s": p.tpot_mean_s,
                 "gb_per_s": rates.bytes_per_s / 1e9,
                 "bandwidth_share": rates.bytes_per_s / gpu.bytes_per_s,
                 "tflop_per_s": rates.flops_per_s / 1e12,
@@ -227,7 +228,7 @@ def saturation_curve(shape: ModelShape, gpu: Gpu, prompt_tokens: int, output_tok
 
 
 def measured_steps(
-    shape: ModelShape, points: Iterable[Mapping[str, Any]], kinds: Mapping[str, str]
+    shape: ModelShape, points: Iterable[MeasuredPoint], kinds: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """Measured steps for the roofline plot: each engine's lone prefill (TTFT at C = 1) and its decode step at every C.
 
@@ -235,10 +236,10 @@ def measured_steps(
     """
     steps = []
     for p in points:
-        if p.get("kind") not in ("concurrency", "calibration") or not p.get("tpot_mean_s"):
+        if p.kind not in ("concurrency", "calibration") or not p.tpot_mean_s:
             continue
-        engine, prompt, c = p["engine"], p["prompt_tokens"], p["concurrency"]
-        if c == 1 and p["kind"] == "calibration" and p.get("ttft_mean_s"):
+        engine, prompt, c = p.engine, p.prompt_tokens, p.concurrency
+        if c == 1 and p.kind == "calibration" and p.ttft_mean_s:
             steps.append(
                 {
                     "engine": engine,
@@ -246,15 +247,15 @@ def measured_steps(
                     "label": f"{prompt:,}",
                     "flops": shape.prefill_flops(prompt),
                     "bytes": shape.decode_weight_bytes,
-                    "seconds": p["ttft_mean_s"],
+                    "seconds": p.ttft_mean_s,
                 }
             )
-        if p["kind"] == "concurrency" and p.get("decode_tok_per_s"):
+        if p.kind == "concurrency" and p.decode_tok_per_s:
             naive = kinds.get(engine) == "naive"
             if naive and c != 1:
                 continue  # its step is the same at every concurrency
-            batch = max(1, round(p["decode_tok_per_s"] * p["tpot_mean_s"]))
-            context = int(roofline.live_context_tokens(prompt, p["output_tokens"]))
+            batch = max(1, round(p.decode_tok_per_s * p.tpot_mean_s))
+            context = int(roofline.live_context_tokens(prompt, p.output_tokens))
             steps.append(
                 {
                     "engine": engine,
@@ -262,7 +263,7 @@ def measured_steps(
                     "label": f"C = {c}",
                     "flops": shape.decode_flops(batch, context),
                     "bytes": roofline.decode_bytes(shape, batch, context, roofline.NAIVE_KV_PASSES if naive else 1),
-                    "seconds": p["tpot_mean_s"],
+                    "seconds": p.tpot_mean_s,
                 }
             )
     return steps

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..common.errors import ServebookError
+from ..common.measured_point import MeasuredPoint
 from ..config.params import ArrivalRateSweep, BatchingEngine, Load, NaiveEngine, RunParams
 from ..config.points import PointSpec, RepeatedPoint
 from ..hardware.catalog import Gpu
@@ -220,7 +221,7 @@ def forecaster(
     gpu: Gpu,
     *,
     facts: Mapping[str, Any] | None = None,
-    measured: Sequence[Mapping[str, Any]] = (),
+    measured: Sequence[MeasuredPoint] = (),
     samples: int = SAMPLES,
 ) -> Forecaster:
     """One engine of a run, calibrated on its measured points (none: from the datasheet)."""
@@ -231,18 +232,18 @@ def forecaster(
     s = server(name, engine, shape, gpu, known)
     kind = "naive" if isinstance(engine, NaiveEngine) else "vllm"
 
-    def simulated(times: Times, point: Mapping[str, Any]) -> tuple[float, float]:
-        c = int(point["concurrency"])
-        spec = PointSpec("", name, "", "concurrency", int(point["prompt_tokens"]), int(point["output_tokens"]), c)
+    def simulated(times: Times, point: MeasuredPoint) -> tuple[float, float]:
+        c = point.concurrency or 1
+        spec = PointSpec("", name, "", "concurrency", point.prompt_tokens, point.output_tokens, c)
         o = average([Scenario(s, spec, params.load).outcome(times, seed, max(60, 3 * c)) for seed in SEEDS])
         return o.ttft_s, o.tpot_s
 
-    own = [p for p in measured if p.get("engine") in (None, name)]
+    own = [p for p in measured if p.engine == name]
     calibration = calibrate(
         kind, shape, gpu, own, facts=known, budget=s.config.max_num_batched_tokens, layout=s.layout,
         captured_tokens=s.captured_tokens, simulated=simulated,
     )  # fmt: skip
-    prompts = frozenset(int(p["prompt_tokens"]) for p in own) if calibration.stage == "calibrated" else frozenset()
+    prompts = frozenset(p.prompt_tokens for p in own) if calibration.stage == "calibrated" else frozenset()
     return Forecaster(s, calibration, params.load, samples, params.load.seed, prompts)
 
 
@@ -252,7 +253,7 @@ def predict_run(
     gpu: Gpu,
     *,
     facts: Mapping[str, Mapping[str, Any]] | None = None,
-    calibration: Sequence[Mapping[str, Any]] | None = None,
+    calibration: Sequence[MeasuredPoint] | None = None,
     engines: Sequence[str] | None = None,
     capacity_per_s: Mapping[str, float] | None = None,
     n_samples: int = SAMPLES,
@@ -266,7 +267,7 @@ def predict_run(
     """
     out: dict[str, Any] = {"points": [], "constants": {}, "capacity_per_s": {}, "servers": {}}
     for name in engines or params.engines:
-        measured = [p for p in calibration or () if p.get("engine") == name]
+        measured = [p for p in calibration or () if p.engine == name]
         f = forecaster(params, name, shape, gpu, facts=(facts or {}).get(name), measured=measured, samples=n_samples)
         out["constants"][name] = f.calibration.as_dict()
         out["servers"][name] = _limits(f.server)
@@ -295,7 +296,7 @@ def predict_published(
     params: RunParams,
     shape: ModelShape,
     gpu: Gpu,
-    measured: Sequence[Mapping[str, Any]],
+    measured: Sequence[MeasuredPoint],
     facts: Mapping[str, Any] | None = None,
     *,
     n_samples: int = SAMPLES,
@@ -310,16 +311,15 @@ def predict_published(
     params = params.model_copy(update={"load": params.load.model_copy(update=theirs)})
     out: dict[str, Any] = {"points": [], "constants": {}, "capacity_per_s": {}, "servers": {}}
     predicted: dict[int, dict[str, Any]] = {}
-    for name in dict.fromkeys(str(p["engine"]) for p in measured):
+    for name in dict.fromkeys(p.engine for p in measured):
         if name not in params.engines:
             raise ServebookError(
                 f"the measured engine {name!r} is not in the parameters",
                 "engines",
                 f"There are {', '.join(params.engines)}",
             )
-        own = [p for p in measured if p["engine"] == name]
-        alone = [p for p in own if p.get("concurrency") == 1]
-        unique = {(p["prompt_tokens"], p["output_tokens"]): p for p in alone}
+        own = [p for p in measured if p.engine == name]
+        unique = {(p.prompt_tokens, p.output_tokens): p for p in own if p.concurrency == 1}
         f = forecaster(
             params, name, shape, gpu, facts=by_engine.get(name), measured=list(unique.values()), samples=n_samples
         )
@@ -327,13 +327,11 @@ def predict_published(
         out["constants"][name] = f.calibration.as_dict()
         out["servers"][name] = _limits(f.server)
         for p in own:
-            spec = PointSpec(
-                str(p["sweep"]), name, str(p["point"]), p.get("kind") or "concurrency", int(p["prompt_tokens"]),
-                int(p["output_tokens"]), int(p["concurrency"]),
-            )  # fmt: skip
-            predicted[id(p)] = f.point(spec, p.get("cache_hit_share") or 0.0)
+            kind = p.kind or "concurrency"
+            spec = PointSpec(p.sweep, name, p.point_id, kind, p.prompt_tokens, p.output_tokens, p.concurrency)
+            predicted[id(p)] = f.point(spec, p.cache_hit_share or 0.0)
     out["points"] = [predicted[id(p)] for p in measured]
-    out["inputs"] = _inputs(params, shape, gpu, facts, list(measured))
+    out["inputs"] = _inputs(params, shape, gpu, facts, measured)
     return out
 
 
@@ -362,7 +360,9 @@ def _limits(s: Server) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _inputs(params: RunParams, shape: ModelShape, gpu: Gpu, facts: Any, calibration: Any) -> dict[str, Any]:
+def _inputs(
+    params: RunParams, shape: ModelShape, gpu: Gpu, facts: Any, calibration: Sequence[MeasuredPoint] | None
+) -> dict[str, Any]:
     keep = (
         "sweep", "engine", "point", "concurrency", "prompt_tokens", "output_tokens", "ttft_mean_s", "tpot_mean_s",
         "server_prefill_mean_s", "server_queue_mean_s", "cache_hit_share", "started_at",
@@ -373,5 +373,5 @@ def _inputs(params: RunParams, shape: ModelShape, gpu: Gpu, facts: Any, calibrat
         "shape": asdict(shape),
         "gpu": asdict(gpu),
         "facts": {k: dict(v) if isinstance(v, Mapping) else v for k, v in (facts or {}).items()},
-        "calibration": [{k: p.get(k) for k in keep} for p in calibration or ()],
+        "calibration": [{k: stored[k] for k in keep} for stored in (p.to_json() for p in calibration or ())],
     }

@@ -8,16 +8,17 @@ import pandas as pd
 
 from ..charts import words
 from ..scoring import analysis
+from ..scoring.points_frame import frame_of
 from .markup import Html, audit, columns, place, table, where
 
 PLACE = {"sweep": "Sweep", "engine": "Engine", "load": "Load"}
-CONDITIONS = ["point", "concurrency", "rate_per_s", "prompt_tokens", "output_tokens"]
+CONDITIONS = ["point", "kind", "repeats_prompts", "concurrency", "rate_per_s", "prompt_tokens", "output_tokens"]
 
 
 def placed(frame: pd.DataFrame, points: pd.DataFrame, caption: str, **how: Any) -> Html:
     """A table of points: sweep, engine and load in words, then the columns of `how["headers"]`."""
     keys = ["sweep", "engine", "point"]
-    told = frame[keys].merge(points[["sweep", "engine", *CONDITIONS]], on=keys, how="left")
+    told = frame[keys].merge(frame_of(points)[["sweep", "engine", *CONDITIONS]], on=keys, how="left")
     values = {c: list(frame[c]) for c in how["headers"] if c not in PLACE}
     loads = [
         place(row) if row.sweep != "calibration" else where(told.loc[i]) for i, row in enumerate(told.itertuples())

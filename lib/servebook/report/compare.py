@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from .. import charts
 from ..charts import words
 from ..common import files, stats
 from ..common.errors import ServebookError
+from ..common.measured_point import MeasuredPoint
+from ..config.points import CALIBRATION
 from ..run_folder import results
 from ..scoring import score, standing
 from . import folder
@@ -84,9 +87,9 @@ def _body(runs: dict[str, dict[str, Any]]) -> Body:
 
 
 def _workload(row: Any) -> str:
-    # runs name their sweeps as they like: what was sent is what makes two of them the same
-    prompt = "" if row["kind"] == "prompt_length" else f"{row['prompt_tokens']:.0f}-"
-    return f"{row['kind']}-{prompt}{row['output_tokens']:.0f}".replace("_", "-")
+    """What was sent to a point, a MeasuredPoint or a row of its columns: runs name their sweeps as they like."""
+    prompt = "" if row.kind == "prompt_length" else f"{row.prompt_tokens:.0f}-"
+    return f"{row.kind}-{prompt}{row.output_tokens:.0f}".replace("_", "-")
 
 
 def _long(runs: dict[str, dict[str, Any]]) -> pd.DataFrame:
@@ -99,16 +102,19 @@ def _long(runs: dict[str, dict[str, Any]]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def _as_engines(runs: dict[str, dict[str, Any]], engine: str, workload: str) -> tuple[list[dict], list[dict]]:
+def _as_engines(
+    runs: dict[str, dict[str, Any]], engine: str, workload: str
+) -> tuple[list[MeasuredPoint], list[dict[str, Any]]]:
     """One engine's points and predictions with the run in the engine's place, as the charts draw them."""
-    points, frozen = [], []
+    points: list[MeasuredPoint] = []
+    frozen: list[dict[str, Any]] = []
     sweep = f"{engine}-{workload}"
     for name, run in runs.items():
         kept = {}
         for p in run["points"]:
-            if p["engine"] == engine and p["sweep"] != "calibration" and _workload(p) == workload:
-                points.append(p | {"engine": name, "sweep": sweep})
-                kept[(p["sweep"], p["point"])] = p
+            if p.engine == engine and p.sweep != CALIBRATION and _workload(p) == workload:
+                points.append(replace(p, engine=name, sweep=sweep))
+                kept[(p.sweep, p.point_id)] = p
         forecast = score.prediction_frame(run["frozen"])
         best = score.best_stage(forecast, engine)
         for entry in standing.standing(run["frozen"]["frozen"]):

@@ -61,7 +61,7 @@ def _front_matter(run: dict[str, Any], run_dir: Path, engine: str) -> str:
     title = run.get("title") or run_dir.name
     if engine == "none":
         return f"# {title}\n\n"
-    starts = [at for p in results.read_points(run_dir) if (at := p.get("started_at"))]
+    starts = [at for p in results.read_points(run_dir) if (at := p.started_at)]
     # the day of the measurement, so that a second export is the same file
     date = min(starts, default="1970-01-01T00:00:00Z")
     fields: dict[str, Any] = {"title": title, "description": run.get("description") or described(run, run_dir)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ import pandas as pd
 from ..charts import words
 from ..charts.style import engine_order
 from ..common import stats
+from ..common.reasons import ReasonCode
 from ..scoring import score
 from .markup import Html, esc, place, range_text, where
 
@@ -115,19 +115,37 @@ def hardware_line(params: Any, gpu: Any, provenance: Mapping[str, Any]) -> str:
     return f"{card}{driver} · {name}, {params.model.dtype}{weights}"
 
 
-KINDS_OF_DOUBT = {  # by how the audit's reasons begin
-    "GPU clocks slowed": "the GPU's clocks were slowed", "GPU power capped": "the GPU's power was capped",
-    "not converged": "the mean is not known well enough",
-    "few rounds": "too few rounds of the clients were measured", "not steady": "latency drifted within the point",
-    "client-limited": "the load client could not keep up",
-    "the server counted": "client and server count tokens differently",
-}  # fmt: skip
-
-
-def _kind(reason: str) -> str:
-    """What a reason of the audit is about, without the point's own figures."""
-    known = (text for start, text in KINDS_OF_DOUBT.items() if reason.startswith(start))
-    return next(known, re.split(r"[:(]|\s\d", reason)[0].strip())
+CODE = ReasonCode
+ABOUT = {
+    CODE.REPEATED_PROMPTS: "prompts repeated on purpose",
+    CODE.NOTHING_MEASURED: "nothing measured",
+    CODE.MANY_FAILURES: "many requests failed",
+    CODE.PROMPT_LENGTH: "prompts were not as long as asked",
+    CODE.OUTPUT_LENGTH: "answers were not as long as asked",
+    CODE.BELOW_FLOOR: "a mean is below its physical floor",
+    CODE.SOME_FAILURES: "some requests failed",
+    CODE.WARMUP_FAILURES: "requests failed in warm-up",
+    CODE.HUNG_REQUESTS: "requests hung unanswered",
+    CODE.TOKEN_COUNT: "client and server count tokens differently",
+    CODE.NO_USAGE: "the server gives no token counts",
+    CODE.COUNTERS_RESET: "the server was started again within the point",
+    CODE.HIDDEN_REASONING: "reasoning tokens were not streamed",
+    CODE.EXTRA_EVENTS: "streams had more token events than tokens",
+    CODE.CACHE_HITS: "prompts were found in the prefix cache",
+    CODE.PREEMPTIONS: "the KV cache overflowed",
+    CODE.CLIENT_LIMITED: "the load client could not keep up",
+    CODE.THROTTLED: "the GPU's clocks were slowed",
+    CODE.POWER_CAPPED: "the GPU's power was capped",
+    CODE.NO_FULL_ROUND: "not one round of the clients was measured",
+    CODE.FEW_ROUNDS: "too few rounds of the clients were measured",
+    CODE.ONE_REQUEST: "only one request was measured",
+    CODE.SATURATED: "the queue grew from start to end",
+    CODE.LITTLES_LAW: "Little's law is off",
+    CODE.DRIFT: "latency drifted within the point",
+    CODE.WIDE_INTERVAL: "the mean is not known well enough",
+    CODE.FIRST_EVENT_SIZE: "the first event's token count is unknown",
+    CODE.OTHER: "other reasons",
+}
 
 
 def trust(points: Any) -> Html:
@@ -138,8 +156,8 @@ def trust(points: Any) -> Html:
     if doubted.empty:
         return Html("")
     kinds: dict[str, int] = {}
-    for reasons in doubted.get("reasons", []):
-        for kind in {_kind(str(r)) for r in (reasons if isinstance(reasons, list) else [])}:
+    for codes in doubted.get("reason_codes", []):
+        for kind in {ABOUT[ReasonCode(c)] for c in (codes if isinstance(codes, list) else [])}:
             kinds[kind] = kinds.get(kind, 0) + 1
     often = sorted(kinds.items(), key=lambda k: (-k[1], k[0]))[:2]
     why = words.listing([f"{what} ({n} {'point' if n == 1 else 'points'})" for what, n in often])

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ..charts import words
-from ..config.points import SAME
+from ..config.points import CALIBRATION
 from .markdown import scroller
 
 METRIC_NAMES = {
@@ -121,17 +121,17 @@ def verdict(name: str) -> Html:
     return Html(f'<span class="sb-verdict sb-{esc(name)}">{esc(name)}</span>')
 
 
-def _again(point: Any) -> str:
-    return ", prompts sent before" if str(point).startswith(SAME) else ""
+def _again(row: Any) -> str:
+    return ", prompts sent before" if row.repeats_prompts else ""
 
 
 def place(row: Any) -> str:
     """Where a point lies on its sweep, in words: C = 8, 0.5 requests/s, 2,048 prompt tokens."""
     if pd.notna(row.rate_per_s) and row.rate_per_s > 0:
         return f"{words.number(row.rate_per_s)} requests/s"
-    if str(row.point).startswith("p"):
+    if row.kind in ("prompt_length", CALIBRATION):
         return f"{row.prompt_tokens:,.0f} prompt tokens"
-    return f"C = {row.concurrency:.0f}{_again(row.point)}" if pd.notna(row.concurrency) else str(row.point)
+    return f"C = {row.concurrency:.0f}{_again(row)}" if pd.notna(row.concurrency) else str(row.point)
 
 
 def with_range(value: float, low: float, high: float, unit: str) -> Html:
@@ -166,7 +166,7 @@ def where(row: Any) -> str:
     load = (
         f"{words.number(row['rate_per_s'])} requests/s"
         if pd.notna(row["rate_per_s"])
-        else f"C = {row['concurrency']:.0f}{_again(row['point'])}"
+        else f"C = {row['concurrency']:.0f}{_again(row)}"
     )
     return f"{load}, {row['prompt_tokens']:,.0f} in, {row['output_tokens']:,.0f} out"
 

@@ -53,7 +53,8 @@ def _value(run_dir: Path, sweep: str, engine: str, point: str, column: str) -> f
         own = frame[(frame["stage"] == score.best_stage(frame, engine)) & (frame["engine"] == engine)]
         own = own[(own["sweep"] == sweep) & (own["point"] == point) & (own["metric"] == column.split()[1])]
         return float(own["predicted"].iloc[-1]) if len(own) else None
-    value = (results.read_point(run_dir, sweep, engine, point) or {}).get(column)
+    stored = results.read_point(run_dir, sweep, engine, point)
+    value = stored.to_json().get(column) if stored else None
     return float(value) if isinstance(value, int | float) else None
 
 

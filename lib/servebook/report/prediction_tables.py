@@ -147,7 +147,9 @@ def prediction_table(
     for p in (p for e in entries for p in e["points"]):
         cells["Sweep"].append(p["sweep"])
         cells["Engine"].append(p["engine"])
-        cells["Load"].append(place(pd.Series(p)))
+        cells["Load"].append(
+            place(pd.Series({"kind": None, "repeats_prompts": str(p["point"]).startswith("same-")} | dict(p)))
+        )
         fits = p.get("fits", True)
         for name, (metric, unit) in PREDICTED.items():
             m = (p.get("metrics") or {}).get(metric) if fits else None

@@ -8,6 +8,7 @@ from typing import Any
 
 from .. import charts
 from ..charts import words
+from ..common.measured_point import MeasuredPoint
 from ..scoring import score
 from . import tables
 from .page import Body, download, write_page
@@ -20,7 +21,7 @@ UNSEEN = "of points it had not seen"
 def write_published(
     out: Path | str,
     prediction: Mapping[str, Any],
-    measured: Sequence[Mapping[str, Any]],
+    measured: Sequence[MeasuredPoint],
     params: Any,
     gpu: Any,
     *,
@@ -31,7 +32,7 @@ def write_published(
     prediction: what predict.predict_published gives for `measured`; source: the CSV, which the page offers as it is.
     """
     frozen = {"frozen": [{"stage": STAGE, "points": prediction["points"]}]}
-    taught = [(p["prompt_tokens"], p["output_tokens"]) for p in measured if p["concurrency"] == 1]
+    taught = [(p.prompt_tokens, p.output_tokens) for p in measured if p.concurrency == 1]
     scores = score.held_out(score.score(measured, frozen), taught)
     engine = next((n for n, e in params.engines.items() if e.batches), next(iter(params.engines)))
     body = Body()
@@ -63,9 +64,9 @@ def write_published(
     return write_page(Path(out), [body.chapter(title)], [], context)
 
 
-def _lead(measured: Sequence[Mapping[str, Any]], params: Any, gpu: Any) -> str:
-    sources = [str(s) for s in dict.fromkeys(p.get("source") for p in measured) if s]
-    alone = sum(p["concurrency"] == 1 for p in measured)
+def _lead(measured: Sequence[MeasuredPoint], params: Any, gpu: Any) -> str:
+    sources = [str(s) for s in dict.fromkeys(p.source for p in measured) if s]
+    alone = sum(p.concurrency == 1 for p in measured)
     text = (
         f"{len(measured)} points that others measured on {gpu.name}. The prediction learned from the {alone} at "
         "C = 1 and is set against the rest."

@@ -197,8 +197,8 @@ def _stamp(run_dir: Path) -> list[str]:
         lines.append(
             f"Prediction “{entry['stage']}” frozen {entry.get('time_utc')}" + (f" (inputs {digest}…)" if digest else "")
         )
-    points = [p for p in results.read_points(run_dir) if p["sweep"] != CALIBRATION]
-    if starts := [p["started_at"] for p in points if p.get("started_at")]:
+    points = [p for p in results.read_points(run_dir) if p.sweep != CALIBRATION]
+    if starts := [p.started_at for p in points if p.started_at]:
         lines.append(f"First measured point of a sweep began {min(starts)}")
     return lines
 

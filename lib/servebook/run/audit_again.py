@@ -5,9 +5,11 @@ What else was measured, means, rates and counts, stays what it was.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ..common.measured_point import MeasuredPoint
 from ..run_folder import results
 from ..run_folder.lock_and_signals import single_run
 from ..scoring.audit import judge
@@ -33,42 +35,42 @@ def _reaudit(book: Book) -> tuple[int, list[str]]:
     judged, changed = 0, []
     specs = {(s.sweep, s.engine, s.point): s for s in book.all_specs()}
     for point in book.stored_points():
-        at = {k: point[k] for k in results.PLACE}
-        if (spec := specs.get(tuple(at.values()))) is None:  # of other parameters than the run's
+        if (spec := specs.get(point.key)) is None:  # of other parameters than the run's
             continue
-        rows = results.rows_frame(book.dir, **at)
+        rows = results.rows_frame(book.dir, **point.place)
         rows = rows[(rows["phase"] == "measured") & rows["ok"].astype(bool)].sort_values("end_s", kind="stable")
         ttft_s, tpot_s, e2e_s = (rows[f"{k}_s"].dropna().to_numpy(float) for k in ("ttft", "tpot", "e2e"))
         per_round = (spec.concurrency or 1) if spec.rate_per_s is None else 1
         figures = latencies(ttft_s, tpot_s, e2e_s, per_round)
-        again = point | {k: v for k, v in figures.items() if k == "converged" or "_ci_" in k or k.endswith("_drift")}
+        changes = {k: v for k, v in figures.items() if k == "converged" or "_ci_" in k or k.endswith("_drift")}
         if (
-            "running_mean" not in point
+            point.running_mean is None
             and book.batching(spec.engine)
             and (rate := _decode_rate(book.dir, point, rows)) is not None
         ):
-            again["decode_tok_per_s"] = rate
+            changes["decode_tok_per_s"] = rate
+        again = replace(point, **changes)
         judged += 1
-        again["verdict"], again["reasons"] = judge(again, spec, book.floors(spec))
-        results.write_point(book.dir, again)
-        if again["verdict"] != point["verdict"]:
-            why = "; ".join(again["reasons"]) or "nothing against it"
-            changed.append(f"{' '.join(at.values())}: {point['verdict']} → {again['verdict']} ({why})")
+        verdict, reasons = judge(again, spec, book.floors(spec))
+        results.write_point(book.dir, replace(again, verdict=verdict, reasons=reasons))
+        if verdict != point.verdict:
+            why = "; ".join(r.text for r in reasons) or "nothing against it"
+            changed.append(f"{' '.join(point.key)}: {point.verdict} → {verdict} ({why})")
     results.write_points_csv(book.dir)
     return judged, changed
 
 
-def _decode_rate(run_dir: Path, point: dict[str, Any], rows: pd.DataFrame) -> float | None:
+def _decode_rate(run_dir: Path, point: MeasuredPoint, rows: pd.DataFrame) -> float | None:
     """load.summary's, of a point that was measured before it was capped by the most that ran and not by a gauge's
     mean. None where the server does not tell what runs."""
     from ..load.flow import side_by_side
     from ..load.summary import running_of, waiting_of
 
-    series = results.series_frame(run_dir, **{k: point[k] for k in results.PLACE})
-    wall, tpot_s = point["decode_wall_tok_per_s"], point["tpot_mean_s"]
+    series = results.series_frame(run_dir, **point.place)
+    wall, tpot_s = point.decode_wall_tok_per_s, point.tpot_mean_s
     if "running" not in series or series["running"].isna().all() or not tpot_s or not wall:
         return None
-    waiting = waiting_of(point["server_queue_mean_s"], point["request_rate_per_s"], point["server_waiting_mean"])
+    waiting = waiting_of(point.server_queue_mean_s, point.request_rate_per_s or 0.0, point.server_waiting_mean)
     decoding = side_by_side(rows["first_s"].to_numpy(float), rows["last_s"].to_numpy(float))
-    running = running_of(point["in_flight_mean"], decoding, float(series["running"].max()), waiting)
+    running = running_of(point.in_flight_mean or 0.0, decoding, float(series["running"].max()), waiting)
     return float(max(running / tpot_s, wall))

@@ -124,7 +124,7 @@ class Book(WorkingRun):
         stage, of = "datasheet" if engine is None else f"calibrated:{engine}", None if engine is None else [engine]
         learned, facts = [], {}
         if engine is not None:
-            learned = [p for p in self.stored_points() if p["engine"] == engine and p["sweep"] == points.CALIBRATION]
+            learned = [p for p in self.stored_points() if p.engine == engine and p.sweep == points.CALIBRATION]
             facts = {engine: self.facts(engine)}
         asked: dict[str, Any] = {
             "facts": facts, "engines": of, "capacity_per_s": frozen_predictions.capacity_in_ink(self.dir, stage)

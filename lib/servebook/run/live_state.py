@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..common.measured_point import MeasuredPoint, Metric
 from ..config.points import PointSpec
 from ..run_folder import results
 from .working_run import WorkingRun
 
 EVERY_S = 1.0
-METRICS = ("ttft_s", "tpot_s")
+METRICS: tuple[Metric, ...] = ("ttft_s", "tpot_s")
 
 
 @dataclass
@@ -85,10 +86,10 @@ class Follower:
             point = self._stored(spec)
             if point is None or point == self._before.get(spec.point):
                 return False
-            self._points[spec.point] = {m: point.get(m.replace("_s", "_mean_s")) for m in METRICS}
+            self._points[spec.point] = {m: point.measured(m) for m in METRICS}
         return True
 
-    def _stored(self, spec: PointSpec) -> dict[str, Any] | None:
+    def _stored(self, spec: PointSpec) -> MeasuredPoint | None:
         return results.read_point(self.run_dir, spec.sweep, spec.engine, spec.point)
 
     def _rows_path(self, spec: PointSpec) -> Path:
@@ -121,7 +122,7 @@ class _Tail:
                     self._add(json.loads(line))
         warm = not self.count[False]
         means = {m: total / n if n else None for m, (total, n) in self.sums[warm].items()}
-        return means, self.count[warm], warm
+        return {str(m): v for m, v in means.items()}, self.count[warm], warm
 
     def _add(self, row: Mapping[str, Any]) -> None:
         if not row.get("ok"):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import replace
 from typing import Any
 
 from ..common.errors import ServebookError
+from ..common.measured_point import MeasuredPoint
 from ..config.points import PointSpec
 from ..run_folder import results
 from ..run_folder.sessions import LOST, MEASURING
@@ -83,17 +85,14 @@ class _Measuring:
                 if why := server.fault(self._answer_deadline_s):
                     return str(why)
                 raise
-            if (not point["requests"] or point["failures"] or point.get("hung")) and (
-                why := server.fault(self._answer_deadline_s)
-            ):
-                book.ledger.drop(spec)  # what a dying server did is no point
-                return str(why)
-            book.ledger.keep(spec, {**point, "wall_s": round(time.monotonic() - began, 3)})
+            if (not point.requests or point.failures or point.hung) and (why := server.fault(self._answer_deadline_s)):
+                return str(why)  # what a dying server did is no point
+            book.ledger.keep(spec, replace(point, wall_s=round(time.monotonic() - began, 3)))
             spent["what"] = MEASURING
         book.tell(f"{name} done", self._progress)
         return None
 
-    def _load(self, spec: PointSpec, server: Any, left_s: float | None, name: str) -> dict[str, Any]:
+    def _load(self, spec: PointSpec, server: Any, left_s: float | None, name: str) -> MeasuredPoint:
         from ..load import measure_point_sync
 
         book = self._book

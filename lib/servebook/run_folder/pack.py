@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..common import files
 from ..common.errors import ServebookError
+from ..common.measured_point import MeasuredPoint
 from . import results
 from .lock_and_signals import not_running
 
@@ -48,7 +49,7 @@ def pack(run_dir: Path, into: Path) -> Path:
         return _pack(run_dir, into, points)
 
 
-def _pack(run_dir: Path, into: Path, points: list[dict[str, Any]]) -> Path:
+def _pack(run_dir: Path, into: Path, points: list[MeasuredPoint]) -> Path:
     for name in KEPT:
         if (run_dir / name).exists():
             _copy(run_dir / name, into / name)
@@ -58,9 +59,8 @@ def _pack(run_dir: Path, into: Path, points: list[dict[str, Any]]) -> Path:
                 _copy(path, into / path.relative_to(run_dir))
     rows, series = [], []
     for p in points:
-        at = {k: p[k] for k in results.PLACE}
-        rows.append(results.rows_frame(run_dir, **at).assign(**at))
-        series.append(results.series_frame(run_dir, **at).assign(**at))
+        rows.append(results.rows_frame(run_dir, **p.place).assign(**p.place))
+        series.append(results.series_frame(run_dir, **p.place).assign(**p.place))
     results.write_points_csv(into)
     _write(rows, into / results.ROWS_FILE)
     _write(series, into / results.SERIES_FILE)

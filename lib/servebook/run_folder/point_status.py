@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from .. import engines
 from ..common import files
 from ..common.errors import ServebookError
+from ..common.measured_point import MeasuredPoint
 from ..config import points
 from ..config.params import RunParams
 from ..config.points import PointSpec
@@ -97,9 +98,9 @@ class Ledger:
     def kept(self, spec: PointSpec) -> bool:
         """Whether the point is stored and still holds."""
         stored = self._stored(spec)
-        if stored is None or stored.get("fingerprint") == self.fingerprint(spec):
+        if stored is None or stored.fingerprint == self.fingerprint(spec):
             return stored is not None
-        before = self._ingredients().get(str(stored.get("fingerprint")))
+        before = self._ingredients().get(str(stored.fingerprint))
         return before is not None and self._same(before, spec, before)
 
     def todo(self, specs: Sequence[PointSpec]) -> list[PointSpec]:
@@ -129,7 +130,7 @@ class Ledger:
         """
         run, ingredients = self._run, self._ingredients()
         has = {self._point_file(s): s for s in run.all_specs()}
-        for path in self._dir.glob("requests/*/*/*.json"):
+        for path in results.point_files(self._dir):
             sweep, engine = path.parent.parent.name, path.parent.name
             named = sweep in run.params.sweeps and engine in run.params.engines and run.takes_part(engine, sweep)
             unknown = named and not run.specs(engine, sweep)
@@ -141,7 +142,8 @@ class Ledger:
 
     def _of_these(self, path: Path, spec: PointSpec, ingredients: Mapping[str, Any]) -> bool:
         """Whether a stored point was made with these parameters, as far as that is known."""
-        made_with = ingredients.get(str((files.read_json(path) or {}).get("fingerprint"))) or {}
+        stored = results.read_point_file(path)
+        made_with = (stored and ingredients.get(str(stored.fingerprint))) or {}
         return self._same(made_with, spec, [k for k in ("spec", "model", "engine", "load") if k in made_with])
 
     def _same(self, before: Mapping[str, Any], spec: PointSpec, parts: Iterable[str]) -> bool:
@@ -189,14 +191,10 @@ class Ledger:
             files.write_json(self._ingredients_file, {**ingredients, fingerprint: self.made_with(spec)})
         return why
 
-    def keep(self, spec: PointSpec, point: Mapping[str, Any]) -> None:
+    def keep(self, spec: PointSpec, point: MeasuredPoint) -> None:
         """Store a measured point as complete."""
-        files.write_json(self._point_file(spec), {**point, "fingerprint": self.fingerprint(spec)})
+        results.write_point(self._dir, replace(point, fingerprint=self.fingerprint(spec)))
         self._fault_file(spec).unlink(missing_ok=True)
-
-    def drop(self, spec: PointSpec) -> None:
-        """Forget a point that its engine's failing has spoilt; its rows stay."""
-        self._point_file(spec).unlink(missing_ok=True)
 
     def lose(self, spec: PointSpec, why: str, log: Sequence[str] = ()) -> None:
         """Mark a point as not measured, for the report and the exit status; log: the engine's last lines."""
@@ -272,19 +270,19 @@ class Ledger:
     def _limit_file(self, sweep: str, engine: str) -> Path:
         return self._dir / "stops" / f"{sweep}.{engine}.json"
 
-    def _stored(self, spec: PointSpec) -> dict[str, Any] | None:
-        return files.read_json(self._point_file(spec))
+    def _stored(self, spec: PointSpec) -> MeasuredPoint | None:
+        return results.read_point_file(self._point_file(spec))
 
     def _past_limit(self, spec: PointSpec) -> bool:
         stopped = files.read_json(self._limit_file(spec.sweep, spec.engine)) or {}
         same_limit = stopped.get("minutes") == self.limit_minutes(spec.sweep, spec.engine)
         return same_limit and (stopped.get("fingerprints") or {}).get(spec.point) == self.fingerprint(spec)
 
-    def _why_again(self, spec: PointSpec, stored: Mapping[str, Any]) -> str:
+    def _why_again(self, spec: PointSpec, stored: MeasuredPoint) -> str:
         """Which parameters of a stored point are others now."""
-        before = self._ingredients().get(str(stored.get("fingerprint")))
+        before = self._ingredients().get(str(stored.fingerprint))
         if before is None:
-            return "its parameters or server changed" if stored.get("fingerprint") else "it was not finished"
+            return "its parameters or server changed" if stored.fingerprint else "it was not finished"
         return "; ".join(files.differences(before, json.loads(json.dumps(self.made_with(spec))))) or "nothing changed"
 
     def _set_aside(self, spec: PointSpec) -> None:

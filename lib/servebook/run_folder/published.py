@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..common import files
 from ..common.errors import ServebookError
+from ..common.measured_point import MeasuredPoint
 from ..config.params import ModelParams
 from ..model.reader import ModelShape, load_shape
 
@@ -21,7 +22,7 @@ SIZES, HIT_SHARE = {"concurrency", "prompt_tokens", "output_tokens"}, "cache_hit
 FIGURES = {"ttft_mean_s", "tpot_mean_s", "decode_tok_per_s", "output_tok_per_s"}
 
 
-def read(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def read(path: Path) -> tuple[list[MeasuredPoint], dict[str, Any]]:
     """(the points of NAME.csv, columns as in points.csv; the content of NAME.facts.json beside it, {} without one).
 
     Raises ServebookError for a file that cannot be read, lacks a column that is NEEDED, or holds a value that no point
@@ -62,7 +63,8 @@ def read(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
             fix = f"Write {meant}" + ("" if column in SIZES else ", or leave the cell empty")
             raise ServebookError(f"{column} is {shown}", f"{path}, point {row + 1}", fix)
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    return rows, files.read_json(path.parent / f"{path.stem}.facts.json") or {}
+    measured = [MeasuredPoint.from_json(row | {k: int(row[k]) for k in SIZES}) for row in rows]
+    return measured, files.read_json(path.parent / f"{path.stem}.facts.json") or {}
 
 
 def points(name: str) -> pd.DataFrame:

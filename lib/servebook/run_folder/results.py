@@ -1,6 +1,6 @@
 """A run's measured files: request rows appended as they end, one JSON object a point, points.csv, series.
 
-Schemas: ROW_KEYS and POINT_KEYS. Whole files are replaced atomically; rows are appended one line at a time, and a
+Schemas: RequestRow and MeasuredPoint. Whole files are replaced atomically; rows are appended one line at a time, and a
 line that could not be written whole is taken back, so that a file only ever holds complete rows. A run that is kept
 (see pack) holds all rows in one rows.parquet and all series in one series.parquet.
 """
@@ -20,37 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..common import files
 from ..common.errors import ServebookError
+from ..common.measured_point import NUMBER_COLUMNS, POINT_COLUMNS, POINT_KEY, MeasuredPoint
+from ..common.request_row import ROW_KEYS
 
 if TYPE_CHECKING:
     import pandas as pd
 
 log = logging.getLogger(__name__)
 
-# Times in a row are seconds since the point's start on a monotonic clock; null where it did not come to that.
-ROW_KEYS = (
-    "i", "phase", "ok", "error", "scheduled_s", "sent_s", "first_s", "last_s", "end_s", "prompt_tokens",
-    "output_tokens", "prompt_tokens_asked", "output_tokens_asked", "events", "first_event_tokens", "ttft_s", "tpot_s",
-    "e2e_s", "gaps_ms", "turn",
-)  # fmt: skip
-POINT_KEYS = (
-    "sweep", "engine", "kind", "point", "concurrency", "rate_per_s", "prompt_tokens", "output_tokens", "requests",
-    "failures", "seconds", "stop_reason", "ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "ttft_ci_low_s",
-    "ttft_ci_high_s", "tpot_mean_s", "tpot_p50_s", "tpot_p99_s", "tpot_ci_low_s", "tpot_ci_high_s", "itl_p50_s",
-    "itl_p99_s", "itl_is_event_gap", "e2e_mean_s", "e2e_p50_s", "e2e_p99_s", "request_rate_per_s", "output_tok_per_s",
-    "output_tok_per_s_ci_low", "output_tok_per_s_ci_high", "decode_tok_per_s", "decode_wall_tok_per_s",
-    "total_tok_per_s", "in_flight_mean", "little_l", "little_error", "waiting_first_token", "server_running_mean",
-    "server_waiting_mean", "cache_hit_share", "preemptions", "server_prefill_mean_s", "server_queue_mean_s",
-    "goodput_per_s", "gpu_power_mean_w", "gpu_clock_mean_mhz", "gpu_power_capped_share", "gpu_throttled_share",
-    "client_gap_mean_s", "client_cpu_s", "client_loop_lag_p99_s", "started_at", "verdict", "reasons",
-)  # fmt: skip
-
-TEXT_KEYS = frozenset(
-    (
-        "sweep", "engine", "kind", "point", "stop_reason", "itl_is_event_gap", "started_at", "verdict", "reasons",
-        "phase", "ok", "error", "gaps_ms",
-    )
-)  # fmt: skip
-PLACE = ("sweep", "engine", "point")  # what names a point in a run
+ROW_NUMBERS = frozenset(ROW_KEYS) - {"phase", "ok", "error", "gaps_ms"}
 ROWS_FILE, SERIES_FILE = "rows.parquet", "series.parquet"
 DERIVED = ("ttft_s", "tpot_s", "e2e_s")  # of a row: follow from its time stamps and tokens
 
@@ -153,31 +131,42 @@ def read_rows(path: Path) -> Rows:
     return rows
 
 
-def write_point(run_dir: Path, point: Mapping[str, Any]) -> Path:
+def write_point(run_dir: Path, point: MeasuredPoint) -> Path:
     """Store a complete point; its file's presence is what says that it is complete."""
-    path = point_path(run_dir, point["sweep"], point["engine"], point["point"])
-    files.write_json(path, files.finite(point))
+    path = point_path(run_dir, *point.key)
+    files.write_json(path, files.finite(point.to_json()))
     return path
 
 
-def read_point(run_dir: Path, sweep: str, engine: str, point: str) -> dict[str, Any] | None:
+def read_point_file(path: Path) -> MeasuredPoint | None:
+    """The point that a file holds; None where there is no file, or another JSON value."""
+    stored = files.read_json(path)
+    return MeasuredPoint.from_json(stored) if isinstance(stored, dict) and "point" in stored else None
+
+
+def read_point(run_dir: Path, sweep: str, engine: str, point: str) -> MeasuredPoint | None:
     """A complete point, or None when it is not there yet."""
-    return files.read_json(point_path(run_dir, sweep, engine, point))
+    return read_point_file(point_path(run_dir, sweep, engine, point))
 
 
-def read_points(run_dir: Path) -> list[dict[str, Any]]:
+def point_files(run_dir: Path) -> list[Path]:
+    """The files of all complete points."""
+    return [p for p in Path(run_dir).glob("requests/*/*/*.json") if not p.name.startswith(".")]
+
+
+def read_points(run_dir: Path) -> list[MeasuredPoint]:
     """Every complete point of a run, by sweep, engine, then load in natural order."""
-    stored = (files.read_json(p) for p in Path(run_dir).glob("requests/*/*/*.json") if not p.name.startswith("."))
-    found = [p for p in stored if isinstance(p, dict) and "point" in p]
-    return sorted(found, key=lambda p: (p["sweep"], p["engine"], _natural(p["point"])))
+    found = [p for path in point_files(run_dir) if (p := read_point_file(path)) is not None]
+    return sorted(found, key=lambda p: (p.sweep, p.engine, _natural(p.point_id)))
 
 
 def write_points_csv(run_dir: Path) -> Path:
     """Rebuild points.csv from the points' own files."""
-    points = read_points(run_dir)
-    extra = sorted({k for p in points for k in p} - set(POINT_KEYS))
+    points = [p.to_json() for p in read_points(run_dir)]
+    further = sorted({k for p in points for k in p} - set(POINT_COLUMNS))
     path = Path(run_dir) / "points.csv"
-    write_csv(path, [*POINT_KEYS, *extra], ({**p, "reasons": "; ".join(p.get("reasons") or [])} for p in points))
+    texts = [{k: "; ".join(p[k]) for k in ("reasons", "reason_codes")} for p in points]
+    write_csv(path, [*POINT_COLUMNS, *further], (p | t for p, t in zip(points, texts, strict=True)))
     return path
 
 
@@ -191,11 +180,12 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, An
 
 
 def points_frame(run_dir: Path) -> pd.DataFrame:
-    """Every complete point as a DataFrame, columns as POINT_KEYS and then whatever else the points carry."""
+    """Every complete point as a DataFrame, columns POINT_COLUMNS and then whatever else the points carry."""
     import pandas as pd
 
-    points = read_points(run_dir)
-    return _numbers(pd.DataFrame(points, columns=list(dict.fromkeys([*POINT_KEYS, *(k for p in points for k in p)]))))
+    points = [p.to_json() for p in read_points(run_dir)]
+    columns = list(dict.fromkeys([*POINT_COLUMNS, *(k for p in points for k in p)]))
+    return _numbers(pd.DataFrame(points, columns=columns))
 
 
 def rows_frame(run_dir: Path, sweep: str, engine: str, point: str) -> pd.DataFrame:
@@ -213,8 +203,8 @@ def _numbers(frame: pd.DataFrame) -> pd.DataFrame:
     """A quantity that nothing reported is NaN, not None: a column of None would make objects of the others it meets."""
     import pandas as pd
 
-    quantities = {*POINT_KEYS, *ROW_KEYS} - TEXT_KEYS
-    return frame.assign(**{c: pd.to_numeric(frame[c]) for c in frame.columns if c in quantities})
+    numbers = NUMBER_COLUMNS | ROW_NUMBERS
+    return frame.assign(**{c: pd.to_numeric(frame[c]) for c in frame.columns if c in numbers})
 
 
 def series_frame(run_dir: Path, sweep: str, engine: str, point: str) -> pd.DataFrame:
@@ -243,12 +233,12 @@ def _packed(path: Path, *place: str) -> pd.DataFrame:
     import pandas as pd
 
     try:
-        found = pd.read_parquet(path, filters=[(k, "==", v) for k, v in zip(PLACE, place, strict=True)])
+        found = pd.read_parquet(path, filters=[(k, "==", v) for k, v in zip(POINT_KEY, place, strict=True)])
     except (OSError, ValueError) as error:
         raise ServebookError(
             f"cannot be read ({error})", str(path), "Restore it: all rows of the run are in it"
         ) from None
-    found = found.drop(columns=list(PLACE))
+    found = found.drop(columns=list(POINT_KEY))
     return found.astype({c: "float64" for c in found if pd.api.types.is_numeric_dtype(found[c]) and c != "ok"})
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import model
 from ..common import files
+from ..common.measured_point import MeasuredPoint
 from ..config import params, points
 from ..config.points import PointSpec
 from ..hardware import catalog as hardware
@@ -108,12 +109,12 @@ class StoredRun:
 
     # --- what came out ------------------------------------------------------------------------------------------
 
-    def stored_points(self) -> list[dict[str, Any]]:
-        """Every complete point as it is stored (schema results.POINT_KEYS)."""
+    def stored_points(self) -> list[MeasuredPoint]:
+        """Every complete point."""
         return results.read_points(self.dir)
 
     def points(self, engines: list[str] | None = None) -> pd.DataFrame:
-        """Every measured point, one row each (schema results.POINT_KEYS), of all engines or those given."""
+        """Every measured point, one row each (columns: MeasuredPoint), of all engines or those given."""
         frame = results.points_frame(self.dir)
         return frame if engines is None else frame[frame["engine"].isin(engines)].reset_index(drop=True)
 
@@ -123,21 +124,19 @@ class StoredRun:
 
         frames = []
         for p in self.stored_points():
-            if p["sweep"] == sweep:
-                rows = results.rows_frame(self.dir, sweep, p["engine"], p["point"])
-                frames.append(
-                    rows.assign(**{k: p[k] for k in ("sweep", "engine", "point", "concurrency", "rate_per_s")})
-                )
+            if p.sweep == sweep:
+                rows = results.rows_frame(self.dir, **p.place)
+                frames.append(rows.assign(**p.place, concurrency=p.concurrency, rate_per_s=p.rate_per_s))
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
     def largest_series(self, sweep: str, engine: str) -> pd.DataFrame:
         """The server's counters over time at the largest concurrency of a sweep; empty where it reported none."""
         import pandas as pd
 
-        own = [p for p in self.stored_points() if p["sweep"] == sweep and p["engine"] == engine]
+        own = [p for p in self.stored_points() if p.sweep == sweep and p.engine == engine]
         if not own:
             return pd.DataFrame()
-        return results.series_frame(self.dir, sweep, engine, max(own, key=lambda p: p["concurrency"] or 0)["point"])
+        return results.series_frame(self.dir, sweep, engine, max(own, key=lambda p: p.concurrency or 0).point_id)
 
     def _ink(self) -> dict[str, Any]:
         """The content of predictions.json."""
@@ -153,16 +152,15 @@ class StoredRun:
         """The posts' closed forms for this run: at the datasheet's rates, or each engine's at its first C = 1 point."""
         rates = {}
         for engine, kind in self.engine_kinds().items():
-            alone = [p for p in self.stored_points() if p["engine"] == engine and p["sweep"] == points.CALIBRATION]
+            alone = [p for p in self.stored_points() if p.engine == engine and p.sweep == points.CALIBRATION]
             rates[engine] = roofline.Rates(self.gpu.bytes_per_s, self.gpu.flops_per_s(self.shape.compute_dtype))
-            if alone and alone[0]["ttft_mean_s"] and alone[0]["tpot_mean_s"]:
+            if alone and (p := alone[0]).ttft_mean_s and p.tpot_mean_s:
                 passes = roofline.NAIVE_KV_PASSES if kind == "naive" else 1
-                p = alone[0]
                 rates[engine] = roofline.Rates.measured(
                     self.shape,
-                    prompt_tokens=p["prompt_tokens"],
-                    ttft_s=p["ttft_mean_s"],
-                    tpot_s=p["tpot_mean_s"],
+                    prompt_tokens=p.prompt_tokens,
+                    ttft_s=p.ttft_mean_s,
+                    tpot_s=p.tpot_mean_s,
                     kv_passes=passes,
                 )
         return closed_forms.author_points(self.params, self.shape, rates, self.all_facts())

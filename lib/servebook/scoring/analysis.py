@@ -1,6 +1,6 @@
 """The tables that the analysis notebook explains a run with. From points alone: knows no formulas of step time.
 
-Every function takes the run's points (one row a point, schema results.POINT_KEYS) and returns a DataFrame.
+Every function takes the run's points (one row a point, columns as MeasuredPoint) and returns a DataFrame.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from typing import Any
 
 import pandas as pd
 
-from ..config.points import SAME
+from ..common.measured_point import MeasuredPoint
 from .audit import LITTLE_TOLERANCE
+from .points_frame import PointsLike, frame_of
 
 SESSION_SLACK_S = 15.0  # a killed session's length was last written so long before its end, at most
 
 
-def _frame(points: pd.DataFrame | Iterable[Mapping[str, Any]], kind: str | None = None) -> pd.DataFrame:
-    frame = points if isinstance(points, pd.DataFrame) else pd.DataFrame(list(points))
+def _frame(points: PointsLike, kind: str | None = None) -> pd.DataFrame:
+    frame = frame_of(points)
     if kind and len(frame):
         frame = frame[frame["kind"] == kind]
     return frame.reset_index(drop=True)
@@ -92,7 +93,7 @@ def prefix_cache(points: Any, sweep: str) -> pd.DataFrame:
     engine caches none), and the ratios same / fresh of mean TTFT and of output tokens/s."""
     frame = _frame(points)
     frame = frame[(frame["sweep"] == sweep) & (frame["requests"] > 0)]
-    same = frame["point"].str.startswith(SAME)
+    same = frame["repeats_prompts"]
     figures = ["ttft_mean_s", "tpot_mean_s", "output_tok_per_s", "cache_hit_share"]
     columns = ["engine", "concurrency", *figures]
     table = frame[~same][columns].merge(
@@ -221,14 +222,11 @@ def run_cost(
     return {**told, **shares, "cost": wall_s / 3600 * price_per_hour}
 
 
-def spent_on(points: Any, facts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def spent_on(points: Iterable[MeasuredPoint], facts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What run_cost takes, of a run that kept no account of its time: from its points and its engines' last starts."""
-    begun = sorted((p for p in points if p.get("started_at")), key=lambda p: p["started_at"], reverse=True)
-    measuring = [
-        {"what": "measuring", "began_utc": p["started_at"], "seconds": p.get("wall_s") or p.get("seconds") or 0.0}
-        for p in begun
-    ]
-    first = {p["engine"]: p["started_at"] for p in begun}  # its engine's start is counted to the session of that point
+    begun = sorted(((at, p) for p in points if (at := p.started_at)), key=lambda b: b[0], reverse=True)
+    measuring = [{"what": "measuring", "began_utc": at, "seconds": p.wall_s or p.seconds or 0.0} for at, p in begun]
+    first = {p.engine: at for at, p in begun}  # its engine's start is counted to the session of that point
     return measuring + [
         {"what": "starting", "began_utc": first[name], "seconds": f["startup_s"]}
         for name, f in facts.items()

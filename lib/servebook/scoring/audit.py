@@ -6,12 +6,13 @@ Pure functions of the point's own figures and of physical floors that the predic
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
 
+from ..common.measured_point import MeasuredPoint
+from ..common.reasons import Reason, ReasonCode, Verdict
 from ..common.stats import LEAST_ROUNDS
 from ..config.points import PointSpec, RepeatedPoint
 
-Verdict = Literal["valid", "suspect", "invalid"]
+Judgement = tuple[Verdict, tuple[Reason, ...]]
 
 LITTLE_TOLERANCE = 0.02
 COUNT_TOLERANCE = 0.02  # the server's token counter against the client's count
@@ -21,26 +22,25 @@ DRIFT_TOLERANCE = 0.05
 LAG_SHARE, LAG_FLOOR_S = 0.2, 0.002  # p99 of the event loop's lag, of TTFT p50; never more than a token's time
 BUSY_TOLERANCE = 0.8  # of one core
 THROTTLED_TOLERANCE = 0.05
-REPEATED = "prompts repeated on purpose"  # how the reasons of such a point begin
 PRECISION = 0.10  # relative half-width of a mean's 95 % interval
 
 
 def audit(
-    point: Mapping[str, Any], floors: Mapping[str, float] | None = None, *, cache_expected: bool = False
-) -> tuple[Verdict, list[str]]:
-    """Verdict and reasons of a point (keys as results.POINT_KEYS and load.summary's).
+    point: MeasuredPoint, floors: Mapping[str, float] | None = None, *, cache_expected: bool = False
+) -> Judgement:
+    """Verdict and reasons of a point.
 
     floors: physical lower bounds, `ttft_floor_s`, `tpot_floor_s` and `e2e_floor_s`, each optional.
     cache_expected: the point repeats prompts on purpose, so cache hits are no fault.
     """
     invalid = _invalid(point, floors or {})
     suspect = _suspect(point, cache_expected)
-    return ("invalid" if invalid else "suspect" if suspect else "valid"), invalid + suspect
+    return ("invalid" if invalid else "suspect" if suspect else "valid"), (*invalid, *suspect)
 
 
 def judge(
-    point: Mapping[str, Any], spec: PointSpec, floors: Mapping[str, float] | None, *, cache_expected: bool = False
-) -> tuple[Verdict, list[str]]:
+    point: MeasuredPoint, spec: PointSpec, floors: Mapping[str, float] | None, *, cache_expected: bool = False
+) -> Judgement:
     """As audit, for what was measured of `spec`; a point of the prefix-cache experiment says what it is.
 
     Such a point is that experiment's subject, but no figure of its engine for any other table: invalid.
@@ -49,137 +49,166 @@ def judge(
     verdict, reasons = audit(point, floors, cache_expected=cache_expected or repeated)
     if not repeated or verdict == "invalid":
         return verdict, reasons
-    hits = 100 * (point.get("cache_hit_share") or 0.0)
-    return "invalid", [f"{REPEATED}: {hits:.1f} % of their tokens came from the prefix cache", *reasons]
+    hits = 100 * (point.cache_hit_share or 0.0)
+    text = f"prompts repeated on purpose: {hits:.1f} % of their tokens came from the prefix cache"
+    return "invalid", (Reason(ReasonCode.REPEATED_PROMPTS, text), *reasons)
 
 
-def _invalid(p: Mapping[str, Any], floors: Mapping[str, float]) -> list[str]:
-    n, failures = p.get("requests") or 0, p.get("failures") or 0
-    reasons = []
+def _invalid(p: MeasuredPoint, floors: Mapping[str, float]) -> list[Reason]:
+    n, failures = p.requests or 0, p.failures or 0
+    reasons: list[Reason] = []
     if not n:
-        cause = next(iter(p.get("errors") or {}), p.get("stop_reason") or "no request finished")
-        reasons.append(f"nothing measured: {cause}")
+        cause = next(iter(p.errors or {}), p.stop_reason or "no request finished")
+        reasons.append(Reason(ReasonCode.NOTHING_MEASURED, f"nothing measured: {cause}"))
     elif failures > FAILURE_TOLERANCE * (n + failures):
-        reasons.append(f"{failures} of {n + failures} requests failed ({_most_common(p)})")
-    if off := p.get("prompt_tokens_off"):
-        reasons.append(f"{off} of {n} prompts were not as long as asked, by the server's count")
-    if off := p.get("output_tokens_off"):
-        reasons.append(f"{off} of {n} answers were not as long as asked")
-    for name, floor in (("ttft", "ttft_floor_s"), ("tpot", "tpot_floor_s"), ("e2e", "e2e_floor_s")):
-        value, bound = p.get(f"{name}_mean_s"), floors.get(floor)
+        text = f"{failures} of {n + failures} requests failed ({_most_common(p)})"
+        reasons.append(Reason(ReasonCode.MANY_FAILURES, text))
+    if off := p.prompt_tokens_off:
+        text = f"{off} of {n} prompts were not as long as asked, by the server's count"
+        reasons.append(Reason(ReasonCode.PROMPT_LENGTH, text))
+    if off := p.output_tokens_off:
+        reasons.append(Reason(ReasonCode.OUTPUT_LENGTH, f"{off} of {n} answers were not as long as asked"))
+    for label, value, floor in (
+        ("TTFT", p.ttft_mean_s, "ttft_floor_s"), ("TPOT", p.tpot_mean_s, "tpot_floor_s"),
+        ("E2E", p.e2e_mean_s, "e2e_floor_s"),
+    ):  # fmt: skip
+        bound = floors.get(floor)
         if value is not None and bound is not None and value < bound:
-            label = name.upper()
-            reasons.append(f"mean {label} {_ms(value)} is below its physical floor {_ms(bound)}")
+            text = f"mean {label} {_ms(value)} is below its physical floor {_ms(bound)}"
+            reasons.append(Reason(ReasonCode.BELOW_FLOOR, text))
     return reasons
 
 
-def _suspect(p: Mapping[str, Any], cache_expected: bool) -> list[str]:
+def _suspect(p: MeasuredPoint, cache_expected: bool) -> list[Reason]:
     """One reason a cause, the gravest first: whether requests were answered, whether the counts agree, whether the
     load was what was asked for, whether client or hardware held it back, and last how sure the means are."""
-    n, failures = p.get("requests") or 0, p.get("failures") or 0
-    reasons: list[str] = []
+    n, failures = p.requests or 0, p.failures or 0
+    reasons: list[Reason] = []
 
-    def when(condition: bool, reason: str) -> None:
+    def when(condition: bool, code: ReasonCode, text: str) -> None:
         if condition:
-            reasons.append(reason)
+            reasons.append(Reason(code, text))
 
-    when(0 < failures <= FAILURE_TOLERANCE * (n + failures), f"{failures} requests failed ({_most_common(p)})")
-    when(bool(p.get("warmup_failures")), f"{p.get('warmup_failures')} requests failed in warm-up")
-    when(bool(p.get("hung")), f"{p.get('hung')} requests hung unanswered when the point ended")
+    when(
+        0 < failures <= FAILURE_TOLERANCE * (n + failures),
+        ReasonCode.SOME_FAILURES,
+        f"{failures} requests failed ({_most_common(p)})",
+    )
+    when(bool(p.warmup_failures), ReasonCode.WARMUP_FAILURES, f"{p.warmup_failures} requests failed in warm-up")
+    when(bool(p.hung), ReasonCode.HUNG_REQUESTS, f"{p.hung} requests hung unanswered when the point ended")
     if not n:
         return reasons
-    server, client = p.get("server_output_tokens"), p.get("client_output_tokens")
+    server, client = p.server_output_tokens, p.client_output_tokens
     if server is not None and client is not None:
         # what came while a scrape lasted, and the step under way at either end, may be on either side
-        edge = (p.get("scrape_edge_tokens") or 0) + 2 * (p.get("concurrency") or p.get("in_flight_mean") or 1)
+        edge = (p.scrape_edge_tokens or 0) + 2 * (p.concurrency or p.in_flight_mean or 1)
         slack = max(COUNT_TOLERANCE * max(server, client), edge)
-        when(abs(server - client) > slack, f"the server counted {server:.0f} output tokens, the client {client:.0f}")
-    counted = p.get("counted_without_usage")
-    how = {"events": "their events", "asked": "the length asked for"}.get(str(p.get("count_tokens")), "a guess")
-    when(bool(counted), f"the server told no usage: the tokens of {counted} answers are {how}")
-    when(bool(p.get("server_counters_reset")), "the server's counters fell: it, or an engine of it, was started again")
-    hidden = p.get("hidden_reasoning_tokens")
-    when(bool(hidden), f"{hidden} reasoning tokens were not streamed: they are inside TTFT, and TPOT is of the others")
-    when(bool(p.get("events_over_tokens")), f"{p.get('events_over_tokens')} streams had more token events than tokens")
-    hit = p.get("cache_hit_share")
+        text = f"the server counted {server:.0f} output tokens, the client {client:.0f}"
+        when(abs(server - client) > slack, ReasonCode.TOKEN_COUNT, text)
+    how = {"events": "their events", "asked": "the length asked for"}.get(str(p.count_tokens), "a guess")
+    text = f"the server told no usage: the tokens of {p.counted_without_usage} answers are {how}"
+    when(bool(p.counted_without_usage), ReasonCode.NO_USAGE, text)
+    text = "the server's counters fell: it, or an engine of it, was started again"
+    when(bool(p.server_counters_reset), ReasonCode.COUNTERS_RESET, text)
+    hidden = p.hidden_reasoning_tokens
+    text = f"{hidden} reasoning tokens were not streamed: they are inside TTFT, and TPOT is of the others"
+    when(bool(hidden), ReasonCode.HIDDEN_REASONING, text)
+    when(
+        bool(p.events_over_tokens),
+        ReasonCode.EXTRA_EVENTS,
+        f"{p.events_over_tokens} streams had more token events than tokens",
+    )
+    hit = p.cache_hit_share
     when(
         not cache_expected and hit is not None and hit > CACHE_TOLERANCE,
+        ReasonCode.CACHE_HITS,
         f"{_percent(hit)} of prompt tokens came from the prefix cache unasked for",
     )
-    when(bool(p.get("preemptions")), f"{p.get('preemptions') or 0:.0f} preemptions: the KV cache overflowed")
+    when(
+        bool(p.preemptions),
+        ReasonCode.PREEMPTIONS,
+        f"{p.preemptions or 0:.0f} preemptions: the KV cache overflowed",
+    )
     reasons += _held_back(p)
     reasons += _uncertain(p, n)
     when(
-        bool(p.get("first_event_unknown")),
-        f"{p.get('first_event_unknown')} first events may carry several tokens, which is not told: one assumed",
+        bool(p.first_event_unknown),
+        ReasonCode.FIRST_EVENT_SIZE,
+        f"{p.first_event_unknown} first events may carry several tokens, which is not told: one assumed",
     )
     return reasons
 
 
-def _held_back(p: Mapping[str, Any]) -> list[str]:
+def _held_back(p: MeasuredPoint) -> list[Reason]:
     """What kept the server from being what was measured: the client, or a GPU that was slowed down."""
     signs = []
-    lag, ttft, itl = (p.get(k) for k in ("client_loop_lag_p99_s", "ttft_p50_s", "itl_p50_s"))
+    lag, ttft, itl = p.client_loop_lag_p99_s, p.ttft_p50_s, p.itl_p50_s
     if lag is not None and lag > LAG_FLOOR_S and (lag > LAG_SHARE * (ttft or lag) or lag > (itl or lag)):
         signs.append(f"its event loop lagged {_ms(lag)} (p99)")
-    cpu, seconds = p.get("client_cpu_s"), p.get("seconds")
+    cpu, seconds = p.client_cpu_s, p.seconds
     if cpu and seconds and cpu > BUSY_TOLERANCE * seconds:
         signs.append(f"it used {_percent(cpu / seconds)} of a core")
-    lateness = p.get("schedule_lag_p99_s")
+    lateness = p.schedule_lag_p99_s
     if lateness is not None and lateness > max(LAG_FLOOR_S, LAG_SHARE * (ttft or 0)):
         signs.append(f"requests left {_ms(lateness)} (p99) after they were due")
-    held, clients = p.get("in_flight_mean"), p.get("concurrency")
+    held, clients = p.in_flight_mean, p.concurrency
     if held is not None and clients is not None and held < 0.95 * clients:
         signs.append(f"it held {held:.2f} requests in flight, not {clients}")
-    reasons = [f"client-limited: {', '.join(signs)}"] if signs else []
-    slowed = p.get("gpu_throttled_share")
+    reasons = [Reason(ReasonCode.CLIENT_LIMITED, f"client-limited: {', '.join(signs)}")] if signs else []
+    slowed = p.gpu_throttled_share
     if slowed is not None and slowed > THROTTLED_TOLERANCE:
-        reasons.append(f"GPU clocks slowed by heat or a hardware brake {_percent(slowed)} of the time")
-    capped, limit, default = (
-        p.get(k) for k in ("gpu_power_capped_share", "gpu_power_limit_w", "gpu_power_limit_default_w")
-    )
+        text = f"GPU clocks slowed by heat or a hardware brake {_percent(slowed)} of the time"
+        reasons.append(Reason(ReasonCode.THROTTLED, text))
+    capped, limit, default = p.gpu_power_capped_share, p.gpu_power_limit_w, p.gpu_power_limit_default_w
     if capped is not None and capped > THROTTLED_TOLERANCE and limit and default and limit < 0.99 * default:
         cap = f"at {limit:.0f} W, below the card's own {default:.0f} W"
-        reasons.append(f"GPU power capped {cap}, {_percent(capped)} of the time")
+        reasons.append(Reason(ReasonCode.POWER_CAPPED, f"GPU power capped {cap}, {_percent(capped)} of the time"))
     return reasons
 
 
-def _uncertain(p: Mapping[str, Any], n: int) -> list[str]:
+def _uncertain(p: MeasuredPoint, n: int) -> list[Reason]:
     """How far the means can be trusted. What follows from a graver cause is not said again."""
-    clients, why = p.get("concurrency"), p.get("stop_reason")
+    clients, why = p.concurrency, p.stop_reason
     if clients and n < clients:
-        return [f"only {n} requests of {clients} clients ended in the window: not one round ({why})"]
+        text = f"only {n} requests of {clients} clients ended in the window: not one round ({why})"
+        return [Reason(ReasonCode.NO_FULL_ROUND, text)]
     if clients and clients > 1 and n < LEAST_ROUNDS * clients:
         rounds = f"{n / clients:.1f}".removesuffix(".0")
-        return [f"few rounds: {rounds} of the {clients} clients, so how one differs from the next is not known ({why})"]
+        text = f"few rounds: {rounds} of the {clients} clients, so how one differs from the next is not known ({why})"
+        return [Reason(ReasonCode.FEW_ROUNDS, text)]
     if n == 1:
-        return [f"only one request was measured ({why})"]
-    if p.get("saturated"):
-        return ["saturated: the queue grew from start to end, so latencies depend on the time measured"]
-    reasons, little = [], p.get("little_error")
-    if little is not None and abs(little) > LITTLE_TOLERANCE + (p.get("little_edge") or 0.0):
-        reasons.append(f"Little's law is off by {_percent(little)}: rate x latency is not the number in flight")
-    moving, wide = {}, {}
-    for name in ("ttft", "tpot"):
-        change, width = p.get(f"{name}_drift"), _relative_half_width(p, name)
+        return [Reason(ReasonCode.ONE_REQUEST, f"only one request was measured ({why})")]
+    if p.saturated:
+        text = "saturated: the queue grew from start to end, so latencies depend on the time measured"
+        return [Reason(ReasonCode.SATURATED, text)]
+    reasons: list[Reason] = []
+    little = p.little_error
+    if little is not None and abs(little) > LITTLE_TOLERANCE + (p.little_edge or 0.0):
+        text = f"Little's law is off by {_percent(little)}: rate x latency is not the number in flight"
+        reasons.append(Reason(ReasonCode.LITTLES_LAW, text))
+    moving, wide = [], []
+    for name, change, width in (
+        ("TTFT", p.ttft_drift, _relative_half_width(p.ttft_mean_s, p.ttft_ci_low_s, p.ttft_ci_high_s)),
+        ("TPOT", p.tpot_drift, _relative_half_width(p.tpot_mean_s, p.tpot_ci_low_s, p.tpot_ci_high_s)),
+    ):
         if change is not None and abs(change) > DRIFT_TOLERANCE:
-            moving[name] = f"{name.upper()} by {_percent(change, sign=True)}"
+            moving.append(f"{name} by {_percent(change, sign=True)}")
         elif width is not None and width > PRECISION:
-            wide[name] = f"{name.upper()} ±{_percent(width)}"
+            wide.append(f"{name} ±{_percent(width)}")
     if moving:
-        reasons.append(f"not steady: mean {', '.join(moving.values())} from the window's first half to its second")
+        text = f"not steady: mean {', '.join(moving)} from the window's first half to its second"
+        reasons.append(Reason(ReasonCode.DRIFT, text))
     if wide:
-        reasons.append(f"not converged: mean {', '.join(wide.values())} ({why})")
+        reasons.append(Reason(ReasonCode.WIDE_INTERVAL, f"not converged: mean {', '.join(wide)} ({why})"))
     return reasons
 
 
-def _relative_half_width(p: Mapping[str, Any], name: str) -> float | None:
-    mean, low, high = (p.get(f"{name}_{k}_s") for k in ("mean", "ci_low", "ci_high"))
+def _relative_half_width(mean: float | None, low: float | None, high: float | None) -> float | None:
     return (high - low) / 2 / mean if mean and low is not None and high is not None else None
 
 
-def _most_common(p: Mapping[str, Any]) -> str:
-    return next(iter(p.get("errors") or {}), "no message")
+def _most_common(p: MeasuredPoint) -> str:
+    return next(iter(p.errors or {}), "no message")
 
 
 def _ms(seconds: float | None) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from . import standing
-from .audit import REPEATED
+from .points_frame import PointsLike, frame_of
 
 HIT, NEAR = 0.10, 0.25  # largest |error_share| of each verdict
 
@@ -39,10 +39,10 @@ REGIME_WORDS = {
 }
 
 
-def complete_frame(points: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+def complete_frame(points: PointsLike) -> pd.DataFrame:
     """Points with every column that charts and scores read, in whatever form they come; what is unknown is NaN."""
-    frame = points.copy() if isinstance(points, pd.DataFrame) else pd.DataFrame(list(points))
-    text = [*KEY, "verdict", "stop_reason"]
+    frame = frame_of(points)
+    text = [*KEY, "kind", "verdict", "stop_reason"]
     numbers = [*CONDITIONS, "requests", "failures", "arrival_rate_per_s"]
     for columns, interval in MEASURED.values():
         numbers += [*columns, *(interval or ())]
@@ -129,7 +129,7 @@ def _largest(parts: Mapping[str, Any]) -> str:
     return max(total, key=total.__getitem__) if any(total.values()) else "unknown"
 
 
-def measured_frame(points: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+def measured_frame(points: PointsLike) -> pd.DataFrame:
     """Points in long form: one row per point × metric with measured, measured_low, measured_high and n."""
     frame = complete_frame(points)
     parts = []
@@ -138,7 +138,7 @@ def measured_frame(points: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.Dat
         for other in columns[1:]:
             values = values.fillna(frame[other])
         low, high = interval or (f"{metric}_ci_low", f"{metric}_ci_high")
-        part = frame[[*KEY, *CONDITIONS, "verdict", "arrival_rate_per_s"]].copy()
+        part = frame[[*KEY, "kind", "repeats_prompts", *CONDITIONS, "verdict", "arrival_rate_per_s"]].copy()
         part["metric"], part["measured"], part["n"] = metric, values, frame["requests"]
         part["measured_low"] = frame.get(low, np.nan)
         part["measured_high"] = frame.get(high, np.nan)
@@ -155,11 +155,11 @@ def verdict(error_share: float) -> str:
 
 def is_repeated(points: pd.DataFrame) -> pd.Series:
     """Which points send prompts again on purpose: subjects of the prefix-cache experiment."""
-    return points.get("reasons", pd.Series("", points.index)).astype(str).str.contains(REPEATED, regex=False)
+    return points["repeats_prompts"]
 
 
 def score(
-    points: pd.DataFrame | Iterable[Mapping[str, Any]],
+    points: PointsLike,
     predictions: Mapping[str, Any] | Iterable[Mapping[str, Any]],
     *,
     repeated: bool = False,
