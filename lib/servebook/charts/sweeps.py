@@ -114,7 +114,7 @@ def prefix_cache(canvas: Canvas, points: Any, sweep: str, predictions: Any = Non
     # the audit keeps these points out of every other figure; here they are the subject, drawn hollow
     frame.loc[same & (frame["verdict"] == "invalid"), "verdict"] = "suspect"
     caching = set(frame["engine"][same])
-    frame["engine"] = [_by_prompts(e, p, caching) for e, p in zip(frame["engine"], frame["point"], strict=True)]
+    frame["engine"] = [_by_prompts(e, r, caching) for e, r in zip(frame["engine"], same, strict=True)]
     data = lines.gather(frame, _by_prompts_frozen(predictions, sweep, caching), sweep)
     title = "Concurrency against TTFT and output rate, fresh prompts and repeated ones"
     figure = _curves(canvas, data, [TTFT, OUTPUT], *CONCURRENCY, f"prefix-cache-{sweep}", title, log=False)
@@ -124,9 +124,9 @@ def prefix_cache(canvas: Canvas, points: Any, sweep: str, predictions: Any = Non
     return figure
 
 
-def _by_prompts(engine: str, point: str, caching: set[str]) -> str:
+def _by_prompts(engine: str, repeats: bool, caching: set[str]) -> str:
     """An engine's name on the curve of its fresh or of its repeated prompts."""
-    return engine if engine not in caching else f"{engine}, {'same' if point.startswith(SAME) else 'fresh'}"
+    return engine if engine not in caching else f"{engine}, {'same' if repeats else 'fresh'}"
 
 
 def _by_prompts_frozen(predictions: Any, sweep: str, caching: set[str]) -> Any:
@@ -134,7 +134,7 @@ def _by_prompts_frozen(predictions: Any, sweep: str, caching: set[str]) -> Any:
         return None
     frozen = [
         {**entry, "points": [
-            {**p, "engine": _by_prompts(p["engine"], p["point"], caching)} for p in entry["points"]
+            {**p, "engine": _by_prompts(p["engine"], p["point"].startswith("same-"), caching)} for p in entry["points"]
             if p["sweep"] == sweep
         ]}
         for entry in predictions["frozen"]
