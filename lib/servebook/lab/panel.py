@@ -55,7 +55,7 @@ class Panel:
     def setting(self) -> Setting:
         """What the widgets say now."""
         shown = {name: control.value for name, control in self._controls.items()}
-        values = {name: None if value == DEFAULT else value for name, value in shown.items()}
+        values: dict[str, Any] = {name: None if value == DEFAULT else value for name, value in shown.items()}
         for name in ("ttft_slo_s", "tpot_slo_s"):
             values[name] = values[name] / 1e3 or None
         values["rate_per_s"] = values["rate_per_s"] or None
