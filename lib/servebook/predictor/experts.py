@@ -1,9 +1,12 @@
 """Weights in a step: dense matrices always, of a mixture's experts those that its tokens are routed to.
 
 Each token of a step goes to k of E experts a layer. Taken as drawn alike, n tokens touch E·(1 − (1 − k/E)^n) of them;
-a skewed router touches fewer, as if it had `expert_spread`·E experts to choose from (1: alike). Experts are read by
-grouped kernels that reach less of the bandwidth than dense ones, and multiplied in tiles: an expert that few rows go to
-fills a tile all the same.
+a skewed router touches fewer, as if it had `expert_spread`·E to choose from (1: alike). An expert's rows are multiplied
+by grouped kernels, the better the wider it is; they hide less of the reads than dense ones do:
+
+    t = max(W/BW, F/R) + ω·min(W/BW, F/R), of the dense matrices and of the experts by themselves.
+
+The experts' constants are priors' (see priors): they follow the tables of fused_moe that aiconfigurator 0.12 carries.
 """
 
 from __future__ import annotations
@@ -13,55 +16,63 @@ from collections.abc import Mapping
 from ..hardware.catalog import Gpu
 from ..model.shape import LINEAR, ModelShape
 
-TILE_ROWS = 16  # the smallest tile of rows that grouped kernels multiply (fused_moe's BLOCK_SIZE_M)
+
+def blend(read_s: float, multiply_s: float, loss: float) -> float:
+    """The longer of the two, and what of the shorter it does not hide."""
+    return max(read_s, multiply_s) + loss * min(read_s, multiply_s)
 
 
 class WeightTimes:
     """Seconds that a rank's weights take of a step, for given constants (see priors)."""
 
     def __init__(self, shape: ModelShape, gpu: Gpu, constants: Mapping[str, float], ranks: int = 1) -> None:
-        """ranks: of an expert-parallel group, whose tokens all meet here."""
+        """ranks: replicas whose tokens all meet this rank's experts."""
         c = constants
-        bandwidth = gpu.bytes_per_s * c["bandwidth_share"]
-        self.dense_s = shape.dense_read_bytes / bandwidth
-        self.experts = shape.experts
-        self.ranks = ranks
+        bandwidth, share = gpu.bytes_per_s * c["bandwidth_share"], c["matmul_share"]
+        self.experts, self.ranks = shape.experts, ranks
+        self.loss, self.expert_loss = c["overlap_loss"], c.get("expert_overlap", c["overlap_loss"])
         self.spread = c.get("expert_spread", 1.0)
+        self.dense_s = shape.dense_read_bytes / bandwidth
         self.all_experts_s = shape.expert_bytes / (bandwidth * c.get("expert_bandwidth", 1.0))
-        self.dense_token_s = self.expert_token_s = 0.0
+        self.sample_s = shape.lm_head_flops / (gpu.flops_per_s(shape.dtype) * share)
+        self.dense_token_s = shape.activation_quantization_bytes / bandwidth
+        self.expert_token_s = 0.0
         for m in shape.matrices:
-            if m.part in LINEAR and m.multiplies:
-                rate = gpu.flops_per_s(m.multiplies) * c["matmul_share"]
-                if m.part == "experts" and shape.experts:
-                    # a rank of an expert-parallel group holds a part of the experts and meets that part of all choices
-                    self.expert_token_s += (
-                        2 * m.parameters * shape.expert_share * ranks / rate / c.get("expert_matmul", 1.0)
-                    )
-                else:
-                    self.dense_token_s += 2 * m.parameters / rate
-        self.dense_token_s += shape.activation_quantization_bytes / bandwidth
+            if m.part not in LINEAR or not m.multiplies:
+                continue
+            seconds = 2 * m.parameters / (gpu.flops_per_s(m.multiplies) * share)
+            if m.part == "experts":
+                # of every replica's choices those that fall to this rank's part of the experts
+                self.expert_token_s += seconds * shape.expert_share * ranks / c.get("expert_matmul", 1.0)
+            else:
+                self.dense_token_s += seconds
 
     def touched_share(self, tokens: float) -> float:
-        """The share of a layer's experts that so many tokens of every rank are routed to."""
-        if self.experts is None:
+        """The share of a layer's experts that so many tokens of every replica are routed to."""
+        if self.experts is None or not tokens:
             return 0.0
-        choices = max(self.experts.per_token / (self.experts.count * self.spread), 0.0)
-        met = 1 - (1 - min(choices, 1.0)) ** (tokens * self.ranks)
-        return met * self.spread
+        chosen = min(self.experts.per_token / (self.experts.count * self.spread), 1.0)
+        return self.spread * (1 - (1 - chosen) ** (tokens * self.ranks))
 
-    def experts_s(self, tokens: float) -> float:
+    def experts_read_s(self, tokens: float) -> float:
         """Reading the experts that are touched."""
         return self.all_experts_s * self.touched_share(tokens) if self.experts else 0.0
 
+    def experts_s(self, tokens: float) -> float:
+        """Reading and multiplying them."""
+        if self.experts is None:
+            return 0.0
+        return blend(self.experts_read_s(tokens), tokens * self.expert_token_s, self.expert_loss)
+
     def read_s(self, tokens: float) -> float:
         """Reading all weights that a step of so many tokens meets."""
-        return self.dense_s + self.experts_s(tokens)
+        return self.dense_s + self.experts_read_s(tokens)
 
-    def multiply_s(self, tokens: float) -> float:
-        """GEMMs of so many tokens in the layers. An expert's rows fill whole tiles of TILE_ROWS."""
-        if self.experts is None:
-            return tokens * self.dense_token_s
-        routed = tokens * self.ranks * self.experts.per_token
-        filled = self.experts.count * self.touched_share(tokens) * TILE_ROWS
-        rows = max(routed, min(filled, routed * TILE_ROWS)) / (self.experts.per_token * self.ranks)
-        return tokens * self.dense_token_s + rows * self.expert_token_s
+    def multiply_s(self, tokens: float, samples: float = 0) -> float:
+        """GEMMs of so many tokens in the layers, and of the LM head for so many samples."""
+        return tokens * (self.dense_token_s + self.expert_token_s) + samples * self.sample_s
+
+    def step_s(self, tokens: float, samples: float) -> float:
+        """Reads and GEMMs of a step together."""
+        dense = blend(self.dense_s, tokens * self.dense_token_s + samples * self.sample_s, self.loss)
+        return dense + self.experts_s(tokens)

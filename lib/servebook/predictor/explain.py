@@ -106,13 +106,12 @@ def _first_token(times: VllmTimes, result: Result) -> Parts:
 
 def _naive(scenario: Scenario, times: NaiveTimes, result: Result) -> dict[str, Parts]:
     prompt, output = scenario.spec.prompt_tokens, scenario.spec.output_tokens
-    compute = times.weights.multiply_s(prompt) + times.sample_s
     attention = times.prefill_attention(0, prompt)
     first = {
         "front_end_s": times.frontend(prompt),
         "queue_s": result.mean("queue_s"),
         "weights_s": times.weights_s,
-        "own_prefill_s": times.linear(compute, prompt) - times.weights_s + attention,
+        "own_prefill_s": times.weights.step_s(prompt, 1) - times.weights_s + attention,
     }
     first["host_s"] = times.prefill(prompt) - first["weights_s"] - first["own_prefill_s"]
     token = {f"{n}_s": v for n, v in times.parts(prompt, output).items()} if output > 1 else {}

@@ -48,7 +48,7 @@ class _Model:
         self.shape, self.constants = shape, dict(constants)
         self.weights = WeightTimes(shape, gpu, constants, expert_ranks)
         self.weights_s = self.weights.dense_s
-        self.sample_s = shape.lm_head_flops / (gpu.flops_per_s(shape.dtype) * c["matmul_share"])
+        self.sample_s = self.weights.sample_s
         # a decode's attention, a token of context: reading its KV, or on a CPU multiplying it
         self.attention = AttentionTimes(
             shape,
@@ -59,7 +59,7 @@ class _Model:
         )
         self.kv_token_s, self.pair_s = self.attention.kv_token_s, self.attention.pair_s
         self.decode_token_s = self.attention.decode_token_s
-        self.loss, self.host_s = c["overlap_loss"], c["host_s"]
+        self.host_s = c["host_s"]
         self.frontend_request_s, self.frontend_token_s = c["frontend_request_s"], c["frontend_token_s"]
 
     def first_event(self, prompt_tokens: int) -> float:
@@ -67,13 +67,6 @@ class _Model:
 
     def frontend(self, prompt_tokens: int) -> float:
         return self.frontend_request_s + self.frontend_token_s * prompt_tokens
-
-    def linear(self, compute_s: float, tokens: float = 1) -> float:
-        """Weight reads and GEMMs of a step of so many tokens together."""
-        weights = self.weights.read_s(tokens)
-        if compute_s > weights:
-            return compute_s + self.loss * weights
-        return weights + self.loss * compute_s
 
     def prefill_attention(self, before: int, new: int) -> float:
         return self.attention.prefill_s(before, new)
@@ -124,8 +117,7 @@ class VllmTimes(_Model):
         """(a, b) seconds: a pure decode step of `decodes` sequences takes a + b · kv_tokens."""
         found = self._decode.get(decodes)
         if found is None:
-            compute = self.weights.multiply_s(decodes) + decodes * self.sample_s
-            fixed = self.host_s + decodes * self.sequence_s + self.linear(compute, decodes)
+            fixed = self.host_s + decodes * self.sequence_s + self.weights.step_s(decodes, decodes)
             found = self._decode[decodes] = fixed + self.links(decodes, decodes)
         fixed, slope = self.attention.decode_line(decodes, kv_tokens)
         fixed += found
@@ -149,7 +141,7 @@ class VllmTimes(_Model):
     def decode_draw(self, decodes: int, kv_tokens: float, seconds: float) -> float:
         """Board power of a pure decode step, as a share of its cap."""
         read = self.weights.read_s(decodes) + self.attention.read_s(decodes, kv_tokens)
-        compute = self.weights.multiply_s(decodes) + decodes * self.sample_s
+        compute = self.weights.multiply_s(decodes, decodes)
         return draw(read, compute, 0.0, seconds)
 
     def slowdown(self, drawn: float) -> float:
@@ -163,10 +155,10 @@ class VllmTimes(_Model):
             tokens += new
             samples += last
             attention += self.prefill_attention(before, new)
-        compute = self.weights.multiply_s(tokens) + samples * self.sample_s
+        compute = self.weights.multiply_s(tokens, samples)
         host = self.host_s + (step.decodes + len(step.chunks)) * self.sequence_s
         decoding = self.attention.decodes_s(step.decodes, step.kv_tokens, mixed=True)
-        seconds = host + self.linear(compute, tokens) + attention + decoding + self.links(tokens, samples)
+        seconds = host + self.weights.step_s(tokens, samples) + attention + decoding + self.links(tokens, samples)
         if not samples:
             seconds /= self.overlap  # the next chunk enters the pipeline when this one has left the first stage
         read = self.weights.read_s(tokens) + self.attention.read_s(step.decodes, step.kv_tokens)
@@ -181,11 +173,10 @@ class VllmTimes(_Model):
         With chunks the host's launch is left out: how much of it the step before hides is the simulation's to say.
         """
         host = self.host_s + (decodes + len(chunks)) * self.sequence_s
-        own = self.weights.multiply_s(decodes) + decodes * self.sample_s
         experts = self.weights.experts_s(decodes)
-        alone = self.linear(own, decodes) if decodes else self.weights_s
+        alone = self.weights.step_s(decodes, decodes) if decodes else self.weights_s
         new = sum(c[0] for c in chunks)
-        compute = self.weights.multiply_s(decodes + new) + (decodes + sum(c[2] for c in chunks)) * self.sample_s
+        whole = self.weights.step_s(decodes + new, decodes + sum(c[2] for c in chunks))
         attention = sum(self.prefill_attention(c[1], c[0]) for c in chunks)
         decoding = self.attention.decodes_s(decodes, kv_tokens)
         states = decodes * (self.attention.state_s + self.attention.state_token_s)
@@ -194,7 +185,7 @@ class VllmTimes(_Model):
             "compute": alone - self.weights_s - experts,
             "kv_reads": decoding - states,
             "mixed_attention": self.attention.decodes_s(decodes, kv_tokens, mixed=bool(chunks)) - decoding,
-            "prefill": self.linear(compute, decodes + new) - alone + attention,
+            "prefill": whole - alone + attention if chunks else 0.0,
             "host": host,
         }
         if experts:
@@ -218,10 +209,9 @@ class VllmTimes(_Model):
         while before < prompt_tokens:
             new = min(budget, prompt_tokens - before)
             last = before + new == prompt_tokens
-            compute = self.weights.multiply_s(new) + last * self.sample_s
             host += self.prepare_s
             gpu = max(gpu, host)
-            chunk = self.host_s + self.sequence_s + self.linear(compute, new) + self.prefill_attention(before, new)
+            chunk = self.host_s + self.sequence_s + self.weights.step_s(new, last) + self.prefill_attention(before, new)
             gpu += (chunk + self.links(new, last)) / (1 if last else self.overlap)
             host += self.launch(new, idle=not before)
             gpu = max(gpu, host)
@@ -256,8 +246,7 @@ class NaiveTimes(_Model):
         return self.launch_s + work_s if self.serial else max(self.launch_s, work_s)
 
     def prefill(self, prompt_tokens: int) -> float:
-        compute = self.weights.multiply_s(prompt_tokens) + self.sample_s
-        work = self.linear(compute, prompt_tokens) + self.prefill_attention(0, prompt_tokens)
+        work = self.weights.step_s(prompt_tokens, 1) + self.prefill_attention(0, prompt_tokens)
         return self.host_s + self._with_launches(work)
 
     def per_token(self, prompt_tokens: int, output_tokens: int) -> float:
@@ -277,7 +266,7 @@ class NaiveTimes(_Model):
     def parts(self, prompt_tokens: int, output_tokens: int) -> dict[str, float]:
         """A decode token's seconds by cause."""
         context = prompt_tokens + output_tokens / 2
-        linear = self.linear(self.weights.multiply_s(1) + self.sample_s)
+        linear = self.weights.step_s(1, 1)
         kv = self.attention.decodes_s(1, context)
         copies = (self.recopy - 1) * (self.attention.read_s(1, context) - self.attention.state_s)
         work = linear + kv + copies
