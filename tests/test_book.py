@@ -5,6 +5,8 @@ import time
 from pathlib import Path
 
 import pytest
+from servebook.common.measured_point import MeasuredPoint
+from servebook.common.reasons import Reason, ReasonCode
 from servebook.report import tables
 from servebook.run.book import Book
 from servebook.run_folder import results, sessions
@@ -76,12 +78,23 @@ def test_shares_of_capacity_become_rates_once_a_prediction_is_frozen(book):
     assert len(rates) == 2 and rates[1] == pytest.approx(2 * rates[0], rel=0.01)
 
 
-def test_the_floor_of_a_point_is_its_roofline(book):
-    (spec,) = [s for s in book.specs("vllm", "long_prompts") if s.concurrency == 1]
-    floors = book.floors(spec)
-    flops, bytes_per_s = book.gpu.flops_per_s(book.shape.compute_dtype), book.gpu.bytes_per_s
-    assert floors["ttft_floor_s"] >= book.shape.prefill_flops(1024) / flops
-    assert floors["tpot_floor_s"] >= book.shape.decode_weight_bytes / bytes_per_s
+def test_no_floor_on_a_cpu_whose_rates_are_estimates(book):
+    assert [book.floors(s) for s in book.specs("vllm", "long_prompts")] == [{}] * len(book.specs("vllm", "long_prompts"))
+
+
+def test_points_that_are_not_learned_from_are_told(book, monkeypatch):
+    told = []
+    floor = Reason(ReasonCode.BELOW_FLOOR, "mean TPOT 11.3 ms is below its physical floor 13.4 ms")
+    learned = MeasuredPoint(
+        sweep="calibration", engine="vllm", point_id="p00064-o0008", verdict="invalid", reasons=(floor,), concurrency=1,
+        prompt_tokens=64, output_tokens=8, ttft_mean_s=0.1, tpot_mean_s=0.01,
+    )  # fmt: skip
+    monkeypatch.setattr(type(book), "stored_points", lambda self: [learned])
+    monkeypatch.setattr(type(book), "tell", lambda self, text, aloud: told.append((text, aloud)))
+    entry = book.predict("vllm")
+    (note, aloud), *_ = told
+    assert aloud and "1 of 1 C = 1 points are invalid and not learned from" in note and "below its physical" in note
+    assert entry["constants"]["vllm"]["notes"][0] in note  # the page shows it from there
 
 
 def test_points_that_the_parameters_dropped_are_left_out_until_they_are_back(tmp_path, monkeypatch):

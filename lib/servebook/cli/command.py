@@ -317,13 +317,21 @@ def _audit(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from ..run import pipeline
     from ..run.book import Book
-    from ..run.replay import retell
+    from ..run.replay import out_of_date, retell
     from ..run_folder.lock_and_signals import orderly_signals, single_run
 
     book = Book.at(options.run_dir)
     with single_run(book.dir), orderly_signals():
         if options.again or not (book.dir / "notebooks").exists():
             retell(book.dir, on_step=_say)
+        elif behind := out_of_date(book):
+            _say(f"executing the notebooks again: {behind}")
+            try:
+                retell(book.dir, on_step=_say)
+            except ServebookError as error:  # what was executed is a page all the same
+                _say(f"servebook: {error}")
+                for line in book.ledger.unfinished():
+                    _say(f"servebook: {line}")
         print(pipeline.report(book, str(options.run_dir / "params.yaml")))
     return 0
 

@@ -132,7 +132,7 @@ class Load(Strict):
     top_p: Share | None = None
     top_k: Count | None = None
     scrape_interval_s: Seconds = 1.0
-    seed: int = 1
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
 
     def least_and_most(self, concurrency: int | None) -> tuple[int, int]:
         """Measured requests of a point: so many at least before it may end, so many at most.
@@ -244,14 +244,18 @@ def load(path: Path | str) -> RunParams:
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.yaml")], n=1)
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ServebookError("is not UTF-8 text", f"{path}, line {line}", "Save it as UTF-8") from None
+    except OSError as error:
+        others = [p.name for p in path.parent.glob("*.yaml") if p.name != path.name]
+        near = difflib.get_close_matches(path.name, others, n=1)
         hint = (
             f"Did you mean {path.parent / near[0]}?"
             if near
             else "Give the path of a parameter file such as params/demo.yaml"
         )
-        raise ServebookError(f"cannot read the parameter file ({_reason(error)})", str(path), hint) from error
+        raise ServebookError(f"cannot read the parameter file ({error.strerror})", str(path), hint) from error
     return loads(text, str(path), path.parent)
 
 
@@ -271,7 +275,3 @@ def loads(text: str, where: str = "params", base: Path = Path()) -> RunParams:
 def dump(params: RunParams) -> str:
     """The resolved parameters as YAML, defaults included."""
     return yaml.safe_dump(params.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or "not UTF-8 text"

@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, RootModel, ValidationError
 
 from ..common.errors import ServebookError
+from . import yaml_nodes
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -20,19 +21,9 @@ def validate(text: str, model: type[M], where: str, example: str = "params/demo.
     Raises ServebookError with line and key for text that is no YAML, a key that is unknown or given twice, and a value
     that does not fit; the first fault is shown, unknown keys before others, with the number of further ones.
     """
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.SafeLoader("").construct_document(root) if root else None  # parsed once: it is slow
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        at = f"{where}, line {mark.line + 1}" if mark else where
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ServebookError(
-            f"not valid YAML ({problem})", at, f"Mend the line, or compare it with {example}"
-        ) from error
+    root, data = yaml_nodes.parse(text, where, example)
     if not isinstance(data, dict):
         raise ServebookError("this is no mapping of keys", where, f"Start from {example}")
-    _refuse_repeated_keys(root, where)
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -43,26 +34,16 @@ def validate(text: str, model: type[M], where: str, example: str = "params/demo.
         raise ServebookError(what + more, f"{where}, line {line}", fix) from None
 
 
-def _refuse_repeated_keys(node: yaml.Node | None, where: str) -> None:
-    # PyYAML lets a second key win in silence; a run that ignores half of its sweeps is a lost run
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if key.value in seen:
-                at = f"{where}, line {key.start_mark.line + 1}"
-                raise ServebookError(f"key {key.value!r} is given twice", at, "Keep one of them")
-            seen.add(key.value)
-            _refuse_repeated_keys(value, where)
-    elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            _refuse_repeated_keys(value, where)
-
-
 def _explain(fault: Any, root: yaml.Node | None, model: type[BaseModel]) -> tuple[str, int, str]:
     """(what, line, fix) of one pydantic fault, found again in the YAML text."""
     node, line, keys = root, 1, []
+    tagged: set[int] = set()  # mappings whose kind the location has named: a field may be called the same
     for part in fault["loc"]:
         if isinstance(node, yaml.MappingNode):
+            kind_of = next((v.value for k, v in node.value if k.value == "kind"), None)
+            if part == kind_of and id(node) not in tagged:
+                tagged.add(id(node))
+                continue
             hit = next(((k, v) for k, v in node.value if k.value == str(part)), None)
             if hit:
                 line, node = hit[0].start_mark.line + 1, hit[1]

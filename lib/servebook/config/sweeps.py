@@ -15,6 +15,8 @@ from .param_types import Clients, Count, Once, Positive, Rate, Requests, Strict,
 from .points import SAME, PointSpec, RepeatedPoint
 from .workloads import OneOf, Workload
 
+MOST_POINTS = 512  # of a sweep: each is predicted in a tenth of a second or more, and measured in a minute
+
 
 class SweepKind(Strict):
     """What all kinds share. A kind adds its fields (`prompt_tokens` and `output_tokens`, each one count or a list of
@@ -94,7 +96,7 @@ class ConcurrencySweep(LoadKind):
     last; else a window in the steady state."""
 
     kind: Literal["concurrency"]
-    concurrency: Annotated[list[Clients], Field(min_length=1), Once]
+    concurrency: Annotated[list[Clients], Field(min_length=1, max_length=MOST_POINTS), Once]
     requests: Finite | None = OneOf
 
     def points(self, name: str, engine: str, how: Engine, capacity_per_s: float | None) -> list[PointSpec]:
@@ -106,7 +108,7 @@ class PromptLengthSweep(SweepKind):
 
     told_as, notebook = "prompt_length", "05_prompt_length"
     kind: Literal["prompt_length"]
-    prompt_tokens: Annotated[list[Count], Field(min_length=1), Once]
+    prompt_tokens: Annotated[list[Count], Field(min_length=1, max_length=MOST_POINTS), Once]
     output_tokens: Count
     concurrency: Clients = 1
 
@@ -166,7 +168,7 @@ class PrefixCacheSweep(SweepKind):
     kind: Literal["prefix_cache"]
     prompt_tokens: Count
     output_tokens: Count
-    concurrency: Annotated[list[Clients], Field(min_length=1), Once]
+    concurrency: Annotated[list[Clients], Field(min_length=1, max_length=MOST_POINTS), Once]
 
     def points(self, name: str, engine: str, how: Engine, capacity_per_s: float | None) -> list[PointSpec]:
         tokens = self.prompt_tokens, self.output_tokens
@@ -189,7 +191,7 @@ class BurstSweep(LoadKind):
 
     told_as, notebook = "burst", "06_traffic"
     kind: Literal["burst"]
-    requests: Annotated[list[Finite], Field(min_length=1), Once]
+    requests: Annotated[list[Finite], Field(min_length=1, max_length=MOST_POINTS), Once]
     concurrency: Clients | None = OneOf  # at most so many in flight
 
     def points(self, name: str, engine: str, how: Engine, capacity_per_s: float | None) -> list[PointSpec]:
@@ -203,7 +205,7 @@ class TraceSweep(LoadKind):
 
     told_as, notebook = "trace", "06_traffic"
     kind: Literal["trace"]
-    speeds: Annotated[list[Positive], Field(min_length=1), Once] = [1.0]
+    speeds: Annotated[list[Positive], Field(min_length=1, max_length=MOST_POINTS), Once] = [1.0]
     concurrency: Clients | None = OneOf  # at most so many in flight
 
     def points(self, name: str, engine: str, how: Engine, capacity_per_s: float | None) -> list[PointSpec]:

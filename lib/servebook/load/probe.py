@@ -33,8 +33,12 @@ OPTIONS: list[dict[str, Any]] = [
 _CHECK = "Check the model's name and whether the server has this endpoint"
 _REFUSED_IDS = (
     "Check the model's name and the endpoint; servebook measure sends other token ids with --vocab LOW:HIGH, and words "
-    "to a server that takes only text with --text"
+    "to a server that takes only text with --text (in a run: text: true at its engine)"
 )
+
+
+class Busy(ServebookError):
+    """The server had no room for one request in the time that it was waited for."""
 
 
 class Refused(ServebookError):
@@ -96,7 +100,7 @@ class Probe:
             elif reply.status in BUSY or reply.stream.error_status in BUSY:
                 seconds = reply.retry_after_s if reply.retry_after_s is not None else wait_s
                 if seconds > self._left_s:
-                    raise ServebookError(
+                    raise Busy(
                         f"the server is busy ({reply.error})", client.endpoint,
                         "Try again later, or ask for a higher limit",
                     )  # fmt: skip

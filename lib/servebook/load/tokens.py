@@ -77,7 +77,7 @@ def _later(event: Event | None, before: Event | None) -> bool | None:
     if (listed := listed_tokens(choice)) is not None:
         return listed > 0
     now, then = running_tokens(event), running_tokens(before or {})
-    if now is not None and then is not None:
+    if now is not None and then:  # 0 before a later token is no running count
         return now > then
     return None
 

@@ -28,7 +28,16 @@ def read(run_dir: Path | str, run: str | None = None) -> str | None:
     """
     run_dir = Path(run_dir)
     path = ROOT / "notes" / f"{run or run_dir.name}.md"
-    return fill(path.read_text(encoding="utf-8"), run_dir, path.name) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # editors write the mark
+    except OSError as error:
+        raise ServebookError(f"cannot be read ({error.strerror})", f"notes/{path.name}") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ServebookError("is not UTF-8 text", f"notes/{path.name}, line {line}", "Save it as UTF-8") from None
+    return fill(text, run_dir, path.name)
 
 
 def fill(text: str, run_dir: Path, name: str = "notes") -> str:

@@ -6,6 +6,7 @@ What is read is in `stored`, which points are done in `ledger`, the measuring in
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from ..common import files
 from ..common.errors import ServebookError
 from ..common.files import ROOT
+from ..common.measured_point import MeasuredPoint
 from ..config import params, points
 from ..predictor import predict
 from ..run_folder import frozen_predictions
@@ -139,6 +141,10 @@ class Book(WorkingRun):
             note = f"Its C = 1 points could not be used, so the datasheet's constants stand: {error}"
             prediction["constants"][engine]["notes"].insert(0, note)
             self.tell(f"{engine}: {note}", True)
+        else:
+            if engine is not None and (dropped := _dropped(learned)):
+                prediction["constants"][engine]["notes"].insert(0, dropped)
+                self.tell(f"{engine}: {dropped}", True)
         # a point whose parameters or server changed is measured again, and predicted anew before
         kept = {
             (s.sweep, s.engine, s.point)
@@ -154,6 +160,16 @@ class Book(WorkingRun):
         if self.frozen("datasheet") is None:  # a sweep run by hand before 01: ink comes first all the same
             self.predict()
         measuring.measure(self, sweep, engine, progress=progress)
+
+
+def _dropped(learned: Sequence[MeasuredPoint]) -> str | None:
+    """Which C = 1 points the predictor did not learn from, and why; None where it took them all."""
+    invalid = [p for p in learned if p.verdict == "invalid"]
+    if not invalid:
+        return None
+    whole = "so the datasheet's constants stand" if len(invalid) == len(learned) else "the others are"
+    why = "; ".join(dict.fromkeys(str(reason) for p in invalid for reason in p.reasons))
+    return f"{len(invalid)} of {len(learned)} C = 1 points are invalid and not learned from, {whole}: {why}"
 
 
 class ToldAgain(Book):

@@ -13,7 +13,9 @@ from typing import Any
 
 from ..common.errors import ServebookError
 from ..common.measured_point import MeasuredPoint
+from ..config.engines import OpenAIEngine
 from ..config.points import PointSpec
+from ..load.probe import Busy
 from ..run_folder import results
 from ..run_folder.sessions import LOST, MEASURING
 from . import live
@@ -30,6 +32,10 @@ def measure(book: WorkingRun, sweep: str, engine: str, *, progress: bool = True)
         with live.watching(book, todo), contextlib.ExitStack() as running:
             running.callback(results.write_points_csv, book.dir)  # an interruption's points too
             _Measuring(book, engine, running, progress).run(todo)
+
+
+class Unanswered(Exception):
+    """A point of which no request was answered by an engine that is well."""
 
 
 class _Measuring:
@@ -63,9 +69,14 @@ class _Measuring:
                     self._lose(todo[k:], f"{engine} could not be started again: {error}")
                     break
                 started += time.monotonic() - restarting  # a limit is for measuring
-            if why := self._point(spec, server, left_s):
+            unanswered: str | None = None  # the point is lost, the engine is not at fault
+            try:
+                why = self._point(spec, server, left_s)
+            except Unanswered as error:
+                why, unanswered = None, str(error)
+            if lost := why or unanswered:
                 failed_in_a_row += 1
-                self._lose([spec], f"{engine} {why}", server.log_tail(LOG_LINES).splitlines())
+                self._lose([spec], f"{engine} {lost}", server.log_tail(LOG_LINES).splitlines())
                 if failed_in_a_row == 2 and todo[k + 1 :]:
                     self._lose(todo[k + 1 :], f"{engine} had failed at two points in a row")
                     break
@@ -73,7 +84,10 @@ class _Measuring:
                 failed_in_a_row = 0
 
     def _point(self, spec: PointSpec, server: Any, left_s: float | None) -> str | None:
-        """Measure and store one point; why the engine failed, None where it did not."""
+        """Measure and store one point; why the engine failed, None where it did not.
+
+        Raises Unanswered where it is well, and answered no request of the point all the same.
+        """
         book, name = self._book, f"{spec.sweep} {spec.engine} {spec.point}"
         if again := book.ledger.begin(spec):
             book.tell(f"{name}: measured again, {again}", self._progress)
@@ -81,12 +95,16 @@ class _Measuring:
             began = time.monotonic()
             try:
                 point = self._load(spec, server, left_s, name)
+            except Busy as error:
+                raise Unanswered(f"answered nothing: {error}") from None
             except ServebookError:
                 if why := server.fault(self._answer_deadline_s):
                     return str(why)
                 raise
             if (not point.requests or point.failures or point.hung) and (why := server.fault(self._answer_deadline_s)):
                 return str(why)  # what a dying server did is no point
+            if not point.requests:  # nothing was measured: it is not done
+                raise Unanswered(f"answered no request: {point.stop_reason}")
             book.ledger.keep(spec, replace(point, wall_s=round(time.monotonic() - began, 3)))
             spent["what"] = MEASURING
         book.tell(f"{name} done", self._progress)
@@ -95,7 +113,11 @@ class _Measuring:
     def _load(self, spec: PointSpec, server: Any, left_s: float | None, name: str) -> MeasuredPoint:
         from ..load import measure_point_sync
 
-        book = self._book
+        book, engine = self._book, self._book.params.engines[spec.engine]
+        asked: dict[str, Any] = {}
+        if isinstance(engine, OpenAIEngine):
+            asked = {"text": engine.text, "count_tokens": engine.count_tokens}
+            asked |= {"endpoint": "/v1/chat/completions"} if engine.chat else {}
         return measure_point_sync(
             spec,
             url=server.url,
@@ -109,6 +131,7 @@ class _Measuring:
             deadline_s=left_s,
             api_key=server.key(),
             on_progress=lambda text: book.tell(f"{name}: {text}", False),
+            **asked,
         )
 
     @property

@@ -27,7 +27,7 @@ def execute(
 
     if not source.exists():
         raise ServebookError("no such notebook", str(source), "Restore notebooks/ from the repository")
-    unknown = set(parameters) - set(papermill.inspect_notebook(str(source)))
+    unknown = set(parameters) - set(papermill.inspect_notebook(_literal(source)))
     if unknown:  # papermill itself only warns, and runs with the defaults
         raise ServebookError(
             f"has no parameter {', '.join(sorted(unknown))}", source.name, "Add it to the cell tagged parameters"
@@ -38,8 +38,8 @@ def execute(
             target.parent.mkdir(parents=True, exist_ok=True)
             # the kernel's own log: it warns of loopback sockets at every start, and of every interruption
             papermill.execute_notebook(
-                str(source), str(partial), parameters, kernel_name=KERNEL, progress_bar=False, cwd=str(source.parent),
-                extra_arguments=["--IPKernelApp.log_level=CRITICAL"],
+                _literal(source), _literal(partial), parameters, kernel_name=KERNEL, progress_bar=False,
+                cwd=str(source.parent), extra_arguments=["--IPKernelApp.log_level=CRITICAL"],
             )  # fmt: skip
             break
         except DeadKernelError as error:
@@ -58,7 +58,7 @@ def execute(
                 f"cannot write the executed copy ({error.strerror or error})", str(partial),
                 "Free space or permissions there, then run again: what is measured is kept",
             ) from error  # fmt: skip
-        except (PapermillException, RuntimeError) as error:
+        except (PapermillException, RuntimeError, ValueError) as error:
             raise _notebook_fault(source, partial, error) from error
     cells = json.loads(partial.read_text())["cells"]
     unrun = [
@@ -69,6 +69,11 @@ def execute(
             f"stopped before cell {unrun[0]} without an error", source.name, f"Open {partial} to see how far it came"
         )
     partial.replace(target)
+
+
+def _literal(path: Path) -> str:
+    """A path as papermill leaves it alone: it fills in what stands in braces."""
+    return str(path).replace("{", "{{").replace("}", "}}")
 
 
 def _notebook_fault(source: Path, partial: Path, error: Exception) -> ServebookError:

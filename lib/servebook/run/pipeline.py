@@ -21,7 +21,7 @@ from ..engines.process import GPU_SLACK_GIB
 from ..run_folder.lock_and_signals import orderly_signals, single_run
 from ..run_folder.sessions import ENDING
 from . import preflight
-from .book import Book
+from .book import Book, find_params
 from .measuring import NO_RESTART
 from .notebook_execution import execute
 
@@ -102,6 +102,7 @@ def run(params_path: str, *, only: str | None = None, command: list[str] | None 
     os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # the kernel of this Python, whatever else is called python3
     os.environ.pop("JPY_SESSION_NAME", None)  # started from a notebook's cell, it is still not a person at work
     book = Book.open(params_path, create=True)
+    params_path = _from_anywhere(params_path)
     plan = steps(book.params, params_path)
     if only and only != "report":
         plan = [s for s in plan if s.notebook == only or s.notebook.split("_")[0] == only or s.sweep == only]
@@ -127,6 +128,13 @@ def run(params_path: str, *, only: str | None = None, command: list[str] | None 
             progress.close()
             book.sessions.end(outcome.faults)
     return outcome
+
+
+def _from_anywhere(typed: str) -> str:
+    """A parameter file's path as the kernels find it, whose folder is notebooks/: from the checkout where it lies in
+    there (no page names this machine's folders), else from the root."""
+    path = find_params(typed).resolve()
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
 def report(book: Book, params_path: str) -> Path:

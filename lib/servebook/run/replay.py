@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..common.errors import ServebookError
 from . import pipeline
-from .book import STORED, ToldAgain
+from .book import STORED, Book, ToldAgain
 from .notebook_execution import execute
 
 
@@ -32,3 +32,21 @@ def retell(run_dir: Path, on_step: Callable[[str], None] = lambda _: None) -> No
             execute(source, run_dir / "notebooks" / step.copy_name, step.parameters)
     finally:
         os.environ.pop(STORED) if before is None else os.environ.update({STORED: before})
+
+
+def out_of_date(book: Book) -> str | None:
+    """Why the executed notebooks do not show all that is stored; None where they do. A run that was interrupted has
+    points that no notebook came to, and no last chapters."""
+    copies, stored = book.dir / "notebooks", book.dir / "requests"
+    if not any(stored.glob("*/*/*.json")):
+        return None
+    for step in pipeline.steps(book.params, ""):
+        copy = copies / step.copy_name
+        if step.engine and not book.facts(step.engine):
+            continue  # never started: its points are told as missing
+        if not copy.exists():
+            return f"{step.copy_name} is missing"
+        points = stored.glob(f"{step.sweep}/{step.engine}/*.json") if step.sweep else ()
+        if any(p.stat().st_mtime > copy.stat().st_mtime for p in points):
+            return f"{step.copy_name} is older than a point of its sweep"
+    return None

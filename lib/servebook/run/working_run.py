@@ -10,7 +10,7 @@ from .. import engines
 from ..common import files
 from ..common.errors import ServebookError
 from ..config.points import PointSpec
-from ..predictor import roofline
+from ..predictor.floors import floors
 from ..run_folder import provenance
 from ..run_folder.sessions import STARTING
 from ..run_folder.stored_run import StoredRun
@@ -44,7 +44,10 @@ class WorkingRun(StoredRun):
         if running := engines.join(self.dir, name):
             return running
         with self.sessions.spending(STARTING, engine=name):
-            return engines.start(self.params, name, self.dir, base=self.base)
+            started = engines.start(self.params, name, self.dir, base=self.base)
+        if note := started.facts.get("note"):
+            self.tell(str(note), True)
+        return started
 
     def restart(self, name: str) -> Any:
         """A new engine in place of one that failed, whoever of this run started that; for the caller to stop."""
@@ -70,12 +73,9 @@ class WorkingRun(StoredRun):
         return self.params.engines[engine].batches
 
     def floors(self, spec: PointSpec) -> dict[str, float]:
-        """Times that no server on this hardware can beat: the point is suspect where a figure is below."""
-        rates = (self.gpu.flops_per_s(self.shape.compute_dtype), self.gpu.bytes_per_s)
-        return {
-            "ttft_floor_s": roofline.ttft_bound_s(self.shape, *rates, prompt_tokens=spec.prompt_tokens),
-            "tpot_floor_s": roofline.tpot_bound_s(self.shape, *rates, batch=1, context_tokens=spec.prompt_tokens),
-        }
+        """Times that no server on this hardware can beat: the point is invalid where a figure is below."""
+        engine, facts = self.params.engines[spec.engine], self.facts(spec.engine)
+        return floors(self.shape, self.gpu, engine, facts, prompt_tokens=spec.prompt_tokens)
 
     def tell(self, text: str, aloud: bool) -> None:
         """Say what is being done: to whoever watches the run, and in the notebook if aloud."""

@@ -33,7 +33,11 @@ def audit(
     floors: physical lower bounds, `ttft_floor_s`, `tpot_floor_s` and `e2e_floor_s`, each optional.
     cache_expected: the point repeats prompts on purpose, so cache hits are no fault.
     """
-    invalid = _invalid(point, floors or {})
+    # prompts that come from a cache need no prefill; where hits are expected and not told, all of them may
+    hits = point.cache_hit_share
+    cached = min(1.0, hits if hits is not None else float(cache_expected))
+    bounds = {k: v if k == "tpot_floor_s" else v * (1 - cached) for k, v in (floors or {}).items()}
+    invalid = _invalid(point, bounds)
     suspect = _suspect(point, cache_expected)
     return ("invalid" if invalid else "suspect" if suspect else "valid"), (*invalid, *suspect)
 
@@ -73,7 +77,7 @@ def _invalid(p: MeasuredPoint, floors: Mapping[str, float]) -> list[Reason]:
         ("E2E", p.e2e_mean_s, "e2e_floor_s"),
     ):  # fmt: skip
         bound = floors.get(floor)
-        if value is not None and bound is not None and value < bound:
+        if value is not None and bound and value < bound:
             text = f"mean {label} {_ms(value)} is below its physical floor {_ms(bound)}"
             reasons.append(Reason(ReasonCode.BELOW_FLOOR, text))
     return reasons
