@@ -79,7 +79,9 @@ def test_shares_of_capacity_become_rates_once_a_prediction_is_frozen(book):
 
 
 def test_no_floor_on_a_cpu_whose_rates_are_estimates(book):
-    assert [book.floors(s) for s in book.specs("vllm", "long_prompts")] == [{}] * len(book.specs("vllm", "long_prompts"))
+    assert [book.floors(s) for s in book.specs("vllm", "long_prompts")] == [{}] * len(
+        book.specs("vllm", "long_prompts")
+    )
 
 
 def test_points_that_are_not_learned_from_are_told(book, monkeypatch):

@@ -76,7 +76,7 @@ def test_the_naive_server_has_the_floors_of_one_gpu() -> None:
 def test_a_cached_prompt_has_no_prefill_to_be_judged_by(hits: float | None, expected: bool, invalid: bool) -> None:
     point = MeasuredPoint(
         sweep="s", engine="e", point_id="c0001", requests=20, ttft_mean_s=0.03, cache_hit_share=hits, concurrency=1,
-        in_flight_mean=1.0,
+        in_flight_mean=1.0, prompt_tokens=512, output_tokens=128,
     )  # fmt: skip
     verdict, _ = audit(point, {"ttft_floor_s": 0.05}, cache_expected=expected)
     assert (verdict == "invalid") is invalid
