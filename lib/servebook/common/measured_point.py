@@ -100,9 +100,11 @@ class MeasuredPoint:
     cut_at_end: Annotated[int | None, "requests", "requests cut off when the point ended"] = None
     e2e_ci_high_s: Annotated[Number, "s", "95 % interval of the mean latency, upper end"] = None
     e2e_ci_low_s: Annotated[Number, "s", "95 % interval of the mean latency, lower end"] = None
+    e2e_p90_s: Annotated[Number, "s", "request latency, 90th percentile"] = None
     endpoint: Annotated[str | None, "", "where the requests went, after redirects"] = None
     errors: Annotated[Mapping[str, int] | None, "requests", "the most frequent error messages, with counts"] = None
     events_over_tokens: Annotated[int | None, "requests", "streams with more token events than tokens"] = None
+    finite_requests: Annotated[int | None, "requests", "sent in all: measured from the first to the last"] = None
     fingerprint: Annotated[str | None, "", "digest of what the point was made with (requests/made_with.json)"] = None
     first_event_unknown: Annotated[int | None, "requests", "streams whose first event has no token count"] = None
     goodput_share: Annotated[Number, "share", "attempted requests that met every given SLO"] = None
@@ -113,6 +115,7 @@ class MeasuredPoint:
     hung: Annotated[int | None, "requests", "requests that hung unanswered when the point ended"] = None
     in_flight_first_quarter: Annotated[Number, "requests", "in flight in the window's first quarter (open loop)"] = None
     in_flight_last_quarter: Annotated[Number, "requests", "in flight in the window's last quarter (open loop)"] = None
+    in_flight_cap: Annotated[int | None, "requests", "most in flight in an open loop, the others wait"] = None
     kv_cache_usage_mean: Annotated[Number, "share", "the server's gauge of KV cache usage, mean"] = None
     little_edge: Annotated[Number, "share", "error of Little's law that the window's ends may cause"] = None
     model: Annotated[str | None, "", "the model's name in the requests"] = None
@@ -137,11 +140,13 @@ class MeasuredPoint:
     slo_tpot_s: Annotated[Number, "s", "service level asked for: TPOT"] = None
     slo_ttft_s: Annotated[Number, "s", "service level asked for: TTFT"] = None
     source: Annotated[str | None, "", "where a published point was printed"] = None
+    speed: Annotated[Number, "", "of a trace: its arrivals came so many times as fast"] = None
     temperature: Annotated[Number, "", "sampling temperature sent"] = None
     tokens_per_event: Annotated[Number, "tokens", "output tokens per event of a stream, mean"] = None
     top_k: Annotated[int | None, "", "top_k sent"] = None
     top_p: Annotated[Number, "", "top_p sent"] = None
     tpot_drift: Annotated[Number, "share", "mean TPOT of the window's second half against its first"] = None
+    tpot_p90_s: Annotated[Number, "s", "time per output token, 90th percentile"] = None
     tpot_min_s: Annotated[Number, "s", "time per output token, minimum"] = None
     ttft_drift: Annotated[Number, "share", "mean TTFT of the window's second half against its first"] = None
     ttft_min_s: Annotated[Number, "s", "time to first token, minimum"] = None
@@ -154,6 +159,7 @@ class MeasuredPoint:
     usage_cached_tokens: Annotated[int | None, "tokens", "cached prompt tokens by the answers' usage"] = None
     wall_s: Annotated[Number, "s", "time that measuring the point took"] = None
     warmup_failures: Annotated[int | None, "requests", "failed requests of the warm-up"] = None
+    workload: Annotated[str | None, "", "the named workload whose requests were sent"] = None
     # what a file holds that this version does not know, kept when the point is written again
     other: Annotated[Mapping[str, Any], "", ""] = field(default_factory=dict)
 

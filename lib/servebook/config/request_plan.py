@@ -86,7 +86,7 @@ class RequestPlan(Sequence[Planned]):
         unique = index % w.unique_prompts if w.unique_prompts else talk
         shared: list[tuple[int, int]] = []
         if w.shared_prefix:
-            shared.append((unique % w.shared_prefix.groups * 4 + GROUP, w.shared_prefix.tokens))
+            shared.append((unique % w.shared_prefix.groups * 4 + GROUP, min(w.shared_prefix.tokens, prompt)))
         if w.unique_prompts:
             shared.append((unique * 4 + UNIQUE, prompt - sum(n for _, n in shared)))
         if w.turns == 1:

@@ -54,6 +54,18 @@ class Workload(Strict):
     tokens_per_word: Positive = 1.3  # of a trace that has texts and no counts
     _base: Path = PrivateAttr(default=Path())
     _trace: traces.Trace | None = PrivateAttr(default=None)
+    _laws: tuple[lengths.Length, lengths.Length] | None = PrivateAttr(default=None)
+
+    @classmethod
+    def of(
+        cls, prompts: lengths.Length, outputs: lengths.Length, *, shared_tokens: int = 0, turns: int = 1
+    ) -> Workload:
+        """A workload by lengths that need no words; shared_tokens: leading tokens that all prompts share, of a shorter
+        one all."""
+        prefix = SharedPrefix(tokens=shared_tokens) if shared_tokens else None
+        workload = cls.model_construct(prompt_tokens=1, output_tokens=1, shared_prefix=prefix, turns=turns)
+        workload._laws = prompts, outputs
+        return workload
 
     @model_validator(mode="after")
     def _one_source(self) -> Workload:
@@ -85,12 +97,12 @@ class Workload(Strict):
     @property
     def prompts(self) -> lengths.Length:
         """How long prompts are."""
-        return lengths.parse(str(self.prompt_tokens))
+        return self._laws[0] if self._laws else lengths.parse(str(self.prompt_tokens))
 
     @property
     def outputs(self) -> lengths.Length:
         """How long answers are."""
-        return lengths.parse(str(self.output_tokens))
+        return self._laws[1] if self._laws else lengths.parse(str(self.output_tokens))
 
     def at(self, base: Path) -> Workload:
         """The same workload with its trace looked for in a folder."""

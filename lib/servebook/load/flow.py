@@ -11,6 +11,7 @@ import numpy as np
 
 from ..common import stats
 from .finished import Chunk, Column
+from .window import Rule
 
 SLICES = 12  # of the window, for the throughput's interval
 
@@ -72,8 +73,9 @@ class Flow:
         """See side_by_side, over the requests' first and last tokens."""
         return side_by_side(self._firsts.values, self._lasts.values)
 
-    def arrivals(self, e2e_s: float) -> dict[str, Any]:
-        """Open loop: how late requests were sent, and whether the server kept up."""
+    def arrivals(self, e2e_s: float, rule: Rule) -> dict[str, Any]:
+        """Open loop: how late requests were sent, where none had to wait for others, and whether the server kept up,
+        which a finite run does not ask."""
         seconds, lags = self.end - self.begin, self._lags.values
         queue = (self._in_flight_s / (seconds / 4)).tolist()
         # a queue that grows in every quarter and takes no fewer than 5 % of the arrivals with it
@@ -82,11 +84,11 @@ class Flow:
             "arrival_rate_per_s": self._due / seconds,
             # arrivals of the window against presence in it: what straddles its ends is noise, two deviations allowed
             "little_edge": 2 * e2e_s / seconds / math.sqrt(max(1.0, sum(queue) / 4)),
-            "schedule_lag_p50_s": stats.percentile(lags, 50),
-            "schedule_lag_p99_s": stats.percentile(lags, 99),
+            "schedule_lag_p50_s": None if rule.capped else stats.percentile(lags, 50),
+            "schedule_lag_p99_s": None if rule.capped else stats.percentile(lags, 99),
             "in_flight_first_quarter": queue[0],
             "in_flight_last_quarter": queue[-1],
-            "saturated": bool(grows),
+            "saturated": bool(grows) and not rule.finite,
         }
 
 

@@ -9,13 +9,15 @@ import asyncio
 import contextlib
 import itertools
 import random
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from .client import Client, Reply, now
 from .prompts import FRESH, Bodies, Talk
 from .stream import TokenStream
 from .window import Tracker
+
+BURST_S, BURST_BYTES = 0.05, 1 << 26  # what is due within so long is made beforehand, up to so many bytes
 
 
 class Loop:
@@ -38,6 +40,8 @@ class Loop:
             start()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(tracker.stop.wait(), tracker.start + tracker.rule.time_limit_s - now())
+            if not tracker.stop.is_set():
+                await self.at_limit(tracker)
             tracker.out_of_time("time limit")
             over = over or tracker.fault is not None
         except BaseException:
@@ -48,6 +52,17 @@ class Loop:
                 await self._cancel(tracker)
         if tracker.fault:
             raise tracker.fault
+
+    async def at_limit(self, tracker: Tracker) -> None:
+        """What is done when a stage's time is up."""
+
+    def prepared(
+        self, index: int, talk: Talk, scheduled: float | None = None, body: bytes | None = None
+    ) -> tuple[Reply, bytes, Talk]:
+        """A request that is ready to be sent."""
+        stream = TokenStream(keep=self.bodies.prompts.plan.talks)
+        reply = Reply(index, *self.bodies.asked(index, talk), scheduled=scheduled, turn=talk.turn, stream=stream)
+        return reply, body or self.bodies(index, talk), talk
 
     async def _cancel(self, tracker: Tracker) -> None:
         left = list(self.tasks)
@@ -76,25 +91,32 @@ class Loop:
 
 
 class ClosedLoop(Loop):
-    """Holds exactly so many requests in flight, each client sending its next one a jitter after its last.
+    """Holds exactly so many requests in flight, each client sending its next one a jitter after its last; a client that
+    has begun a conversation goes on with it. limit: requests of a finite run, after which nothing more is sent."""
 
-    turns: requests of a conversation, each of which says all that was said before and its own new prompt.
-    """
-
-    def __init__(self, client: Client, bodies: Bodies, *, jitter_s: float, seed: str, turns: int = 1) -> None:
+    def __init__(self, client: Client, bodies: Bodies, *, jitter_s: float, seed: str, limit: int | None = None) -> None:
         super().__init__(client, bodies)
-        self.jitter_s, self.turns, self.rng, self.clients = jitter_s, turns, random.Random(seed), 0
+        self.jitter_s, self.rng, self.clients, self.limit = jitter_s, random.Random(seed), 0, limit
+        self.begun = itertools.count()
+        self.sent = 0
 
     async def run(self, tracker: Tracker, concurrency: int) -> None:
         """One stage at so many clients, at least as many as before."""
-        first = [self._prepare(FRESH) for _ in range(concurrency - self.clients)]
+        begun = [self._begin() for _ in range(concurrency - self.clients)]
         self.clients = concurrency
-        await self.stage(tracker, lambda: [self._spawn(self._one(*f)) for f in first])
+        await self.stage(tracker, lambda: [self._spawn(self._one(*f)) for f in begun if f is not None])
 
-    def _prepare(self, talk: Talk) -> tuple[Reply, bytes, Talk]:
-        i = next(self.index)
-        stream = TokenStream(keep=self.turns > 1)
-        return Reply(i, *self.bodies.asked(i, talk), turn=talk.turn, stream=stream), self.bodies(i, talk), talk
+    def _begin(self) -> tuple[Reply, bytes, Talk] | None:
+        """The next prompt, or the first of the next conversation; None where there is none."""
+        number, plan = next(self.begun), self.bodies.prompts.plan
+        index = plan.begins(number) if plan.talks else number
+        return None if index is None else self._prepare(index, FRESH)
+
+    def _prepare(self, index: int, talk: Talk) -> tuple[Reply, bytes, Talk] | None:
+        if self.limit is not None and self.sent >= self.limit:
+            return None
+        self.sent += 1
+        return self.prepared(index, talk)
 
     async def _one(self, reply: Reply, body: bytes, talk: Talk) -> None:
         await asyncio.sleep(self.rng.uniform(0, self.jitter_s))
@@ -106,8 +128,14 @@ class ClosedLoop(Loop):
             ended, failures = reply.end or now(), 0 if reply.ok else failures + 1
             if self.current.last and self.current.stop.is_set():
                 return
-            goes_on = self.turns > 1 and reply.ok and talk.turn + 1 < self.turns
-            reply, body, talk = self._prepare(self.bodies.after(reply.index, talk, reply.stream) if goes_on else FRESH)
+            following = self.bodies.prompts.follows(reply.index) if reply.ok else None
+            if following is None:
+                prepared = self._begin()
+            else:
+                prepared = self._prepare(following, self.bodies.after(reply.index, talk, reply.stream))
+            if prepared is None:
+                return
+            reply, body, talk = prepared
             # a server that refuses is not hammered
             pause = min(0.25, 0.02 * 2**failures) if failures else self.current.jitter(self.jitter_s, self.rng)
             await asyncio.sleep(max(0.0, ended + pause - now()))
@@ -115,36 +143,99 @@ class ClosedLoop(Loop):
 
 
 class OpenLoop(Loop):
-    """Sends requests when they are due, whatever is still in flight; arrivals go on until the window's last ended."""
+    """Sends requests when they are due, whatever is still in flight; arrivals go on until the window's last ended.
+
+    cap: at most so many in flight, what is due beyond that waits here. A turn of a conversation waits for the answer
+    before it.
+    """
+
+    def __init__(self, client: Client, bodies: Bodies, *, cap: int | None = None) -> None:
+        super().__init__(client, bodies)
+        self.cap = None if cap is None else asyncio.Semaphore(cap)
+        self.sender: asyncio.Task[None] | None = None
+        self.clock_start = 0.0
+        self.due: Sequence[float] = ()  # of a trace with conversations
+        self._turns = 0  # that wait to be due
 
     async def run(self, tracker: Tracker, due: Iterator[float]) -> None:
         """One stage; due: seconds from its start, ascending (see arrivals)."""
-        sender: list[asyncio.Task[None]] = []
+        if self.bodies.prompts.plan.talks:
+            self.due = list(due)
+            due = iter(self.due)
+
+        def start() -> None:
+            self.sender = self._spawn(self._send(tracker, due))
+
         try:
-            await self.stage(tracker, lambda: sender.append(self._spawn(self._send(tracker, due))))
+            await self.stage(tracker, start)
         finally:
-            for task in sender:
-                task.cancel()
+            if self.sender:
+                self.sender.cancel()
+
+    async def at_limit(self, tracker: Tracker) -> None:
+        """Arrivals stop, and what is in flight is waited for, up to a request's timeout."""
+        if not tracker.last:
+            return
+        if self.sender:
+            self.sender.cancel()
+        tracker.end_arrivals("time limit")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(tracker.stop.wait(), self.client.timeout_s)
 
     async def _send(self, tracker: Tracker, due: Iterator[float]) -> None:
-        clock_start = now() + 0.02
-        for offset in due:
-            index = next(self.index)
-            body = self.bodies(index)
-            at = clock_start + offset
+        plan = self.bodies.prompts.plan
+        schedule = self._with_bodies(due)
+        self.clock_start = now() + 0.02
+        for offset, index, body in schedule:
+            if plan.talks and not plan.starts(index):
+                continue  # see _turn
+            at = self.clock_start + offset
+            reply, body, talk = self.prepared(index, FRESH, at, body)
             # the loop's timer is coarse (1 ms in uvloop): sleep short of it, then yield until it is time
             if (wait := at - now() - 0.0013) > 0:
                 await asyncio.sleep(wait)
             while now() < at:
                 await asyncio.sleep(0)
-            reply = Reply(index, *self.bodies.asked(index), scheduled=at)
             tracker.launched(reply)
-            self._spawn(self._one(reply, body))
+            self._spawn(self._one(reply, body, talk))
             await asyncio.sleep(0)  # it leaves before the next body is made, also where arrivals outrun the client
-        while tracker.in_flight:  # a replay has an end
+        while tracker.in_flight or self._turns:  # a replay has an end
             await asyncio.sleep(0.01)
         tracker.out_of_time("end of the replayed arrivals")
 
-    async def _one(self, reply: Reply, body: bytes) -> None:
-        await self.client.stream(body, reply)
+    def _with_bodies(self, due: Iterator[float]) -> Iterator[tuple[float, int, bytes | None]]:
+        """(due, index, body): bodies of what is due at once are made before the first is sent."""
+        begun: list[tuple[float, int, bytes]] = []
+        size, rest = 0, due
+        for offset in due:
+            if offset > BURST_S or size > BURST_BYTES:
+                rest = itertools.chain([offset], due)
+                break
+            index = next(self.index)
+            begun.append((offset, index, self.bodies(index)))
+            size += len(begun[-1][2])
+        else:
+            rest = iter(())
+        return itertools.chain(begun, ((offset, next(self.index), None) for offset in rest))
+
+    async def _one(self, reply: Reply, body: bytes, talk: Talk) -> None:
+        if self.cap is None:
+            await self.client.stream(body, reply)
+        else:
+            async with self.cap:
+                await self.client.stream(body, reply)
+        following = self.bodies.prompts.follows(reply.index)
+        if following is not None and following < len(self.due):
+            self._turns += 1
+            goes_on = self.bodies.after(reply.index, talk, reply.stream) if reply.ok else FRESH
+            self._spawn(self._turn(following, goes_on))
         self.current.done(reply)
+
+    async def _turn(self, index: int, talk: Talk) -> None:
+        """The next turn of a conversation, when it is due or at once where the answer before it came later."""
+        at = max(self.clock_start + self.due[index], now())
+        prepared = self.prepared(index, talk, at)
+        await asyncio.sleep(max(0.0, at - now()))
+        self._turns -= 1
+        self.current.launched(prepared[0])
+        await self._one(*prepared)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from ..config import arrivals, request_plan
 from ..config.lengths import Length
 from ..config.params import Load, Slo
 from ..config.points import PointSpec, RepeatedPoint
+from ..config.workloads import Workload
 from ..run_folder import results
 from ..scoring.audit import judge
 from . import finished, summary
@@ -34,16 +36,27 @@ from .window import Rule, Tracker
 
 def rule_of(spec: PointSpec, load: Load, deadline_s: float | None = None) -> Rule:
     """When the point is warm and when it ends."""
-    c = spec.concurrency or 1
+    c, capped = spec.clients or 1, not spec.closed and spec.concurrency is not None
+    if spec.requests is not None:
+        n, limit = spec.requests, min(_finite_limit_s(spec, load), math.inf if deadline_s is None else deadline_s)
+        return Rule(0, n, n, 0.0, limit, exactly=n, finite=True, capped=capped)
     limit = min(load.max_seconds, deadline_s) if deadline_s is not None else load.max_seconds
     if spec.fixed_requests is not None:
         n = spec.fixed_requests
         # what a first request pays once (caches, lazily built kernels) must not teach the predictor
         return Rule(max(c, min(3, load.warmup_requests)), n, n, 0.0, limit, exactly=n)
-    least, most = load.least_and_most(spec.concurrency)
-    by_rounds = spec.concurrency and load.max_rounds is not None and most == load.max_rounds * c
+    least, most = load.least_and_most(spec.clients)
+    by_rounds = spec.clients and load.max_rounds is not None and most == load.max_rounds * c
     name = f"max_rounds ({load.max_rounds})" if by_rounds else ""
-    return Rule(max(c, load.warmup_requests), least, most, load.min_seconds, limit, limit=name)
+    return Rule(max(c, load.warmup_requests), least, most, load.min_seconds, limit, limit=name, capped=capped)
+
+
+def _finite_limit_s(spec: PointSpec, load: Load) -> float:
+    """When the last request of a finite run has certainly ended: each takes no longer than its timeout."""
+    count = spec.requests or 1
+    last_s = 0.0 if spec.closed else float(request_plan.due_times(spec, load, count)[-1])
+    rounds = -(-count // spec.concurrency) if spec.concurrency else 1
+    return last_s + 1.0 + rounds * (load.request_timeout_s + load.jitter_s)
 
 
 async def measure_point(spec: PointSpec, *, rule: Rule | None = None, **options: Any) -> MeasuredPoint:
@@ -99,6 +112,13 @@ async def measure_ramp(
     first = specs[0]
     prompt_set = prompt_set or (first.prompt_set if isinstance(first, RepeatedPoint) else None)
     labels = _prompt_labels(first, load, run_dir, prompt_set)
+    plan = request_plan.of_point(first, load) or request_plan.RequestPlan(
+        Workload.of(
+            prompt_lengths or first.prompt_tokens, output_lengths or first.output_tokens,
+            shared_tokens=shared_prefix_tokens, turns=turns,
+        ),
+        load.seed, "lengths",
+    )  # fmt: skip
     chat = endpoint.endswith("/chat/completions")
     text = text or chat
     stages: list[_Stage] = []
@@ -112,22 +132,19 @@ async def measure_ramp(
             async with asyncio.timeout(rules[0].time_limit_s):
                 await client.open_connections(min(max(s.concurrency or 8 for s in specs), 1024))
                 probe = Probe(client, 0.9 * rules[0].time_limit_s, on_progress)
-                dialect = await find_dialect(probe, model, [vocab, *lower_vocabs], text=text, chat=chat, ids=turns > 1)
+                dialect = await find_dialect(probe, model, [vocab, *lower_vocabs], text=text, chat=chat, ids=plan.talks)
         except TimeoutError:
             raise ServebookError(f"no answer within {rules[0].time_limit_s:g} s", url, "See the server's log") from None
         payload = {"model": model, "stream": True, "temperature": load.temperature}
         payload |= {k: v for k in ("top_p", "top_k") if (v := getattr(load, k)) is not None}
         payload |= dialect.fields
         assert dialect.vocab is not None
-        prompts = Prompts(
-            dialect.vocab, prompt_lengths or first.prompt_tokens, *labels, shared_tokens=shared_prefix_tokens, text=text
-        )
-        bodies = Bodies(prompts, payload, output_lengths or first.output_tokens, chat=chat)
-        closed = first.rate_per_s is None and not replay_s
+        bodies = Bodies(Prompts(dialect.vocab, plan, *labels, text=text), payload, chat=chat)
+        closed = first.closed and not replay_s
         # a point that is measured again has the same pauses
         seed = f"pauses {load.seed} {first.sweep} {first.engine} {first.point}"
-        closed_loop = ClosedLoop(client, bodies, jitter_s=load.jitter_s, seed=seed, turns=turns)
-        open_loop = OpenLoop(client, bodies)
+        closed_loop = ClosedLoop(client, bodies, jitter_s=load.jitter_s, seed=seed, limit=first.requests)
+        open_loop = OpenLoop(client, bodies, cap=first.concurrency)
         stack.enter_context(quiet_collector())
         for spec, rule in zip(specs, rules, strict=True):
             scraper = Scraper(client.session, url, load.scrape_interval_s, now)
@@ -135,22 +152,20 @@ async def measure_ramp(
             started_at, start = datetime.now(UTC), now()
             write = stack.enter_context(_writer(spec, run_dir))
             keep = partial(_keep, write, start) if run_dir else _forget
-            tracker = Tracker(rule, start, spec.concurrency, keep, not closed, last=spec is specs[-1])
+            tracker = Tracker(
+                rule, start, spec.concurrency if closed else None, keep, not closed, last=spec is specs[-1]
+            )
             async with watch(tracker, scraper, rule, on_progress) as health:
                 if closed:
                     await closed_loop.run(tracker, spec.concurrency or 1)
                 else:
-                    due = arrivals.schedule(
-                        "replay" if replay_s else spec.arrivals, spec.rate_per_s or 1.0,
-                        *request_plan.arrival_labels(spec, load), gamma_shape=spec.gamma_shape, times_s=replay_s,
-                    )  # fmt: skip
-                    await open_loop.run(tracker, due)
+                    await open_loop.run(tracker, _due(spec, load, replay_s))
             stages.append(_Stage(spec, tracker, scraper, health, started_at))
     asked = {
         "url": without_secrets(url), "endpoint": without_secrets(client.endpoint), "model": model,
         "request_fields": names(dialect.fields), "count_tokens": count_tokens, **_told(dialect, text),
     }  # fmt: skip
-    expected = prompt_set is not None or shared_prefix_tokens > 0 or turns > 1
+    expected = prompt_set is not None or plan.workload.repeats
     return [
         _point(
             s,
@@ -164,6 +179,16 @@ async def measure_ramp(
         )
         for s in stages
     ]
+
+
+def _due(spec: PointSpec, load: Load, replay_s: Sequence[float]) -> Iterator[float]:
+    """When a point's requests are due, in seconds from its start."""
+    if spec.requests is not None:
+        return iter(request_plan.due_times(spec, load, spec.requests).tolist())
+    kind = "replay" if replay_s else spec.arrivals
+    labels = request_plan.arrival_labels(spec, load)
+    rate = spec.rate_per_s or 1.0
+    return arrivals.schedule(kind, rate, *labels, gamma_shape=spec.gamma_shape, times_s=replay_s)
 
 
 @dataclass(frozen=True)
@@ -196,7 +221,11 @@ def _point(
         engine=spec.engine,
         kind=spec.kind,
         point_id=spec.point,
-        concurrency=spec.concurrency,
+        concurrency=spec.clients,
+        in_flight_cap=None if spec.closed else spec.concurrency,
+        workload=spec.workload_name or None,
+        finite_requests=spec.requests,
+        speed=spec.speed if spec.kind == "trace" else None,
         rate_per_s=spec.rate_per_s,
         prompt_tokens=spec.prompt_tokens,
         output_tokens=spec.output_tokens,

@@ -14,8 +14,12 @@ from typing import Any
 import numpy as np
 
 from ..config.arrivals import seed_of
-from ..config.lengths import Length, length_at
+from ..config.lengths import Length
+from ..config.request_plan import Planned, RequestPlan
+from ..config.workloads import Workload
 from .stream import TokenStream
+
+KEPT_STREAMS = 4096
 
 
 def usable_ids(vocab: range | Sequence[int]) -> np.ndarray:
@@ -27,44 +31,60 @@ def usable_ids(vocab: range | Sequence[int]) -> np.ndarray:
 
 
 class Prompts:
-    """Request number i's prompt of one point: `ids(i)` or `inside(i)`, independent between requests.
+    """Request number i's prompt of one point: `ids(i)` or `inside(i)`, independent between requests but for what its
+    plan says that they share.
 
-    shared_tokens: so many leading tokens are the same in every prompt of the set (a shared prefix).
-    text: words instead of token ids, for servers that take no ids; a word is a token or two, usage tells.
+    plan: what requests there are, or a length that all prompts have. text: words instead of token ids, for servers that
+    take no ids; a word is a token or two, usage tells.
     """
 
     def __init__(
         self,
         vocab: range | Sequence[int],
-        length: Length,
+        plan: RequestPlan | Length,
         *labels: object,
-        shared_tokens: int = 0,
         text: bool = False,
     ) -> None:
-        self.vocab, self.length, self.text = usable_ids(vocab), length, text
+        self.vocab, self.text = usable_ids(vocab), text
+        self.plan = plan if isinstance(plan, RequestPlan) else RequestPlan(Workload.of(plan, 1), *labels)
         self._seed = seed_of(*labels)
         words = [_word(i) if text else f"{i}," for i in self.vocab.tolist()]
         # each id as fixed-width text with its comma: a gather of table rows is then the JSON array's inside
         width = max(map(len, words))
         self._table = np.array([w.rjust(width) for w in words], f"S{width}")
-        self._prefix = np.random.default_rng([*self._seed, 0]).integers(0, len(self.vocab), shared_tokens)
+        self._streams: dict[int, np.ndarray] = {}  # of shared parts, as far as they were needed
 
-    def length_of(self, index: int) -> int:
-        """Tokens (words, where text is sent) of a request's own prompt."""
-        return length_at(self.length, [*self._seed, 2], index)
+    def planned(self, index: int) -> Planned:
+        """What request number `index` is; a trace begins again when it is used up."""
+        return self.plan[index % len(self.plan)]
 
-    def _rows(self, index: int, prefix: bool = True) -> np.ndarray:
-        length, shared = self.length_of(index), self._prefix if prefix else self._prefix[:0]
-        own = np.random.default_rng([*self._seed, 1, index]).integers(0, len(self.vocab), max(0, length - len(shared)))
-        return np.concatenate([shared[:length], own]) if len(shared) else own
+    def follows(self, index: int) -> int | None:
+        """The request that goes on with the conversation of `index`, None where none does."""
+        return self.plan.follows(index) if self.plan.talks else None
+
+    def _stream(self, number: int, tokens: int) -> np.ndarray:
+        """The first tokens of a stream that several prompts have."""
+        known = self._streams.get(number)
+        if known is None or len(known) < tokens:
+            known = np.random.default_rng([*self._seed, 0, number]).integers(0, len(self.vocab), tokens)
+            if len(self._streams) < KEPT_STREAMS:
+                self._streams[number] = known
+        return known[:tokens]
+
+    def _rows(self, index: int) -> np.ndarray:
+        planned = self.planned(index)
+        parts = [self._stream(*part) for part in planned.shared] if planned.turn == 0 else []
+        new = max(0, planned.adds - sum(map(len, parts)))
+        own = np.random.default_rng([*self._seed, 1, index]).integers(0, len(self.vocab), new)
+        return np.concatenate([*parts, own]) if parts else own
 
     def ids(self, index: int) -> list[int]:
-        """Request number `index`'s prompt as token ids."""
+        """What request number `index` adds to its conversation, as token ids."""
         return self.vocab[self._rows(index)].tolist()
 
-    def inside(self, index: int, *, prefix: bool = True) -> bytes:
-        """The prompt as the inside of a JSON array (ids, each with its comma) or string (words)."""
-        return self._table[self._rows(index, prefix)].tobytes()
+    def inside(self, index: int) -> bytes:
+        """The same as the inside of a JSON array (ids, each with its comma) or string (words)."""
+        return self._table[self._rows(index)].tobytes()
 
     def stand_in(self, index: int, tokens: int) -> bytes:
         """Random tokens in place of an answer that the server did not give the ids of."""
@@ -89,21 +109,24 @@ FRESH = Talk()
 
 
 class Bodies:
-    """Request bodies: the constant part encoded once, prompt and length spliced in. chat: as messages."""
+    """Request bodies: the constant part encoded once, prompt and length spliced in. chat: as messages. output_tokens:
+    of every request, if not as the prompts' plan says."""
 
-    def __init__(self, prompts: Prompts, payload: dict[str, Any], output_tokens: Length, *, chat: bool = False) -> None:
-        self.prompts, self.output_tokens, self.chat = prompts, output_tokens, chat
-        self._seed = seed_of("output")
+    def __init__(
+        self, prompts: Prompts, payload: dict[str, Any], output_tokens: int | None = None, *, chat: bool = False
+    ) -> None:
+        self.prompts, self.chat, self._output_tokens = prompts, chat, output_tokens
         self._tail = b"," + json.dumps(payload, separators=(",", ":")).encode()[1:-1] + b',"max_tokens":%d}'
 
     def asked(self, index: int, talk: Talk = FRESH) -> tuple[int, int]:
         """Prompt tokens (0: not known beforehand) and output tokens of a request."""
-        output = length_at(self.output_tokens, self._seed, index)
-        return 0 if self.prompts.text else talk.tokens + self.prompts.length_of(index), output
+        planned = self.prompts.planned(index)
+        output = planned.output_tokens if self._output_tokens is None else self._output_tokens
+        return 0 if self.prompts.text else talk.tokens + planned.adds, output
 
     def __call__(self, index: int, talk: Talk = FRESH) -> bytes:
         """The body of request number `index`: its own prompt, after what its conversation has said before."""
-        said = (*talk.said, self.prompts.inside(index, prefix=not talk.said))
+        said = (*talk.said, self.prompts.inside(index))
         if self.chat:
             roles = (b"user", b"assistant")
             messages = [b'{"role":"%b","content":"%b"}' % (roles[i % 2], part) for i, part in enumerate(said)]
@@ -125,8 +148,8 @@ class Bodies:
             answer = b"".join(b"%d," % i for i in ids)
         else:
             answer = self.prompts.stand_in(index, tokens)
-        said = (*talk.said, self.prompts.inside(index, prefix=not talk.said), answer)
-        return Talk(said, talk.tokens + self.prompts.length_of(index) + tokens)
+        said = (*talk.said, self.prompts.inside(index), answer)
+        return Talk(said, talk.tokens + self.prompts.planned(index).adds + tokens)
 
 
 def _word(number: int) -> str:

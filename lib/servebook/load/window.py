@@ -31,6 +31,8 @@ class Rule:
     time_limit_s: float
     exactly: int | None = None
     limit: str = ""  # what sets max_requests, in words, where it is not the parameter of that name
+    capped: bool = False  # open loop: some requests wait at the client for others to end
+    finite: bool = False  # all that is sent is measured, from the first's start to the last's end
 
     @property
     def most(self) -> str:
@@ -86,7 +88,7 @@ class Tracker:
     _pauses: int = 0
 
     def __post_init__(self) -> None:
-        if self.rule.warmup <= 0:
+        if self.rule.warmup <= 0 and not self.rule.finite:
             self._open_window(self.start)
 
     @property
@@ -103,6 +105,8 @@ class Tracker:
     def launched(self, reply: Reply) -> None:
         """A request is on its way."""
         self.in_flight.add(reply)
+        if self.rule.finite and self.window_start is None:
+            self._open_window(now() if reply.scheduled is None else reply.scheduled)
 
     def done(self, reply: Reply) -> None:
         """A request has ended: give it its phase, keep it, and see whether the point is over."""
@@ -194,6 +198,14 @@ class Tracker:
             self.stop_reason, self.stopped_at = reason, now()
             self._close_window(at)
             self.stop.set()
+
+    def end_arrivals(self, what: str) -> None:
+        """Open loop: nothing more arrives, so the window ends; what of it is in flight is waited for."""
+        if self.window_start is not None and self.window_end is None:
+            self.stop_reason = f"{what} reached"
+            self._close_window(now())
+            if not self.pending():
+                self._end(self.stop_reason, self.window_end or now())
 
     def out_of_time(self, what: str) -> None:
         """End the point where nothing else has ended it; what: the limit that was reached."""

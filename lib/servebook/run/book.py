@@ -52,7 +52,7 @@ class Book(WorkingRun):
         book._check_context(str(path_as_typed))
         book._refuse_secrets(str(path_as_typed))
         if create:
-            book._create(params.dump(run_params))
+            book._create(params.dump(book._with_own_traces()))
         return book
 
     @classmethod
@@ -93,6 +93,17 @@ class Book(WorkingRun):
         for name, engine in self.params.engines.items():
             if found := secrets.in_params(engine):
                 raise ServebookError(f"engines.{name}.{found[0]}", where, found[1])
+
+    def _with_own_traces(self) -> params.RunParams:
+        """The parameters with traces named as they lie in the run's folder, where they are copied to."""
+        own = {}
+        for name, workload in self.params.workloads.items():
+            if workload.trace is not None:
+                kept = f"traces/{name}{Path(workload.trace).suffix}"
+                files.write_text(self.dir / kept, (self.base / workload.trace).read_text(encoding="utf-8-sig"))
+                workload = workload.model_copy(update={"trace": kept})
+            own[name] = workload
+        return self.params.model_copy(update={"workloads": own}) if own else self.params
 
     def _create(self, resolved: str) -> None:
         try:

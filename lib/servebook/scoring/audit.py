@@ -156,7 +156,7 @@ def _held_back(p: MeasuredPoint) -> list[Reason]:
     if lateness is not None and lateness > max(LAG_FLOOR_S, LAG_SHARE * (ttft or 0)):
         signs.append(f"requests left {_ms(lateness)} (p99) after they were due")
     held, clients = p.in_flight_mean, p.concurrency
-    if held is not None and clients is not None and held < 0.95 * clients:
+    if held is not None and clients is not None and held < 0.95 * clients and not p.finite_requests:
         signs.append(f"it held {held:.2f} requests in flight, not {clients}")
     reasons = [Reason(ReasonCode.CLIENT_LIMITED, f"client-limited: {', '.join(signs)}")] if signs else []
     slowed = p.gpu_throttled_share
@@ -173,6 +173,9 @@ def _held_back(p: MeasuredPoint) -> list[Reason]:
 def _uncertain(p: MeasuredPoint, n: int) -> list[Reason]:
     """How far the means can be trusted. What follows from a graver cause is not said again."""
     clients, why = p.concurrency, p.stop_reason
+    if p.finite_requests:  # it has a ramp and a tail, and is no sample of anything longer
+        one = Reason(ReasonCode.ONE_REQUEST, f"only one request was measured ({why})")
+        return [*_off_by_little(p), *([one] if n == 1 else [])]
     if clients and n < clients:
         text = f"only {n} requests of {clients} clients ended in the window: not one round ({why})"
         return [Reason(ReasonCode.NO_FULL_ROUND, text)]
@@ -185,11 +188,7 @@ def _uncertain(p: MeasuredPoint, n: int) -> list[Reason]:
     if p.saturated:
         text = "saturated: the queue grew from start to end, so latencies depend on the time measured"
         return [Reason(ReasonCode.SATURATED, text)]
-    reasons: list[Reason] = []
-    little = p.little_error
-    if little is not None and abs(little) > LITTLE_TOLERANCE + (p.little_edge or 0.0):
-        text = f"Little's law is off by {_percent(little)}: rate x latency is not the number in flight"
-        reasons.append(Reason(ReasonCode.LITTLES_LAW, text))
+    reasons = _off_by_little(p)
     moving, wide = [], []
     for name, change, width in (
         ("TTFT", p.ttft_drift, _relative_half_width(p.ttft_mean_s, p.ttft_ci_low_s, p.ttft_ci_high_s)),
@@ -205,6 +204,14 @@ def _uncertain(p: MeasuredPoint, n: int) -> list[Reason]:
     if wide:
         reasons.append(Reason(ReasonCode.WIDE_INTERVAL, f"not converged: mean {', '.join(wide)} ({why})"))
     return reasons
+
+
+def _off_by_little(p: MeasuredPoint) -> list[Reason]:
+    little = p.little_error
+    if little is None or abs(little) <= LITTLE_TOLERANCE + (p.little_edge or 0.0):
+        return []
+    text = f"Little's law is off by {_percent(little)}: rate x latency is not the number in flight"
+    return [Reason(ReasonCode.LITTLES_LAW, text)]
 
 
 def _relative_half_width(mean: float | None, low: float | None, high: float | None) -> float | None:
