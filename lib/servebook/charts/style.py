@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import matplotlib as mpl
 from cycler import cycler
@@ -192,7 +192,7 @@ def place_last(figure: Figure, place: Callable[[], None]) -> None:
 
 
 def text_of(figure: Figure) -> FigureText:
-    return figure.servebook  # type: ignore[attr-defined]
+    return cast(FigureText, figure.servebook)  # type: ignore[attr-defined]
 
 
 FIXED_SLOTS = {"naive": 0, "hf": 0, "vllm": 1}

@@ -59,7 +59,7 @@ def _restyle(style: str) -> str:
 def _drawing(figure: Figure, prefix: str) -> tuple[str, str]:
     """(viewBox, the drawing's elements), every id short and under `prefix`. A figure is drawn once and kept: it is
     finished when it comes here, and is wanted for the page and for its file."""
-    kept = vars(figure).setdefault("servebook_drawings", {})
+    kept: dict[str, tuple[str, str]] = vars(figure).setdefault("servebook_drawings", {})
     if prefix not in kept:
         kept[prefix] = _draw(figure, prefix)
     return kept[prefix]

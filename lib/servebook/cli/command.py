@@ -119,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("measure", help="load any OpenAI-compatible server (servebook measure --help)")
     sub = command("run", _run, "execute the book: predict, serve, measure, analyse, report")
     sub.add_argument("--only", metavar="STAGE", help="one notebook (name or number), one sweep, or report")
-    sub.add_argument("--resume", action="store_true", help="the default: measure only what is missing")
+    sub.add_argument("--resume", action="store_true", help=argparse.SUPPRESS)  # until 0.1: it is what always happens
     sub = command(
         "post", _post, "the post as Markdown with its figures, for a blog engine: index.md and images/", params=False
     )

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, TypeVar
 
 from ..common.errors import ServebookError
 from ..config import lengths
@@ -15,6 +15,8 @@ from ..config.points import PointSpec
 from ..load.window import Rule
 
 VOCABS = (range(256, 8000), range(100, 2000), range(64, 256))  # tried in this order where --vocab names none
+
+N = TypeVar("N", int, float)
 
 
 def read(argv: list[str] | None) -> argparse.Namespace:
@@ -143,11 +145,11 @@ def _specs(o: argparse.Namespace) -> list[PointSpec]:
     return [PointSpec(sweep, engine, f"c{c:04d}", "concurrency", *tokens, concurrency=c) for c in o.concurrency]
 
 
-def _number(text: str, kind: type[int] | type[float], what: str, fits: Callable[[float], bool]) -> Any:
+def _number(text: str, kind: type[N], what: str, fits: Callable[[float], bool]) -> N:
     try:
-        value = kind(text)
+        value: N = kind(text)
     except ValueError:
-        value = math.nan
+        raise argparse.ArgumentTypeError(f"{text!r} is no {what}") from None
     if not (abs(value) < math.inf and fits(value)):  # math.isfinite raises for an int of 400 digits
         raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
     return value

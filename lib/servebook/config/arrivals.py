@@ -12,7 +12,7 @@ import numpy as np
 def seed_of(*labels: object) -> list[int]:
     """128 bits out of any labels, stable between processes (unlike hash())."""
     digest = hashlib.sha256("\x1f".join(map(str, labels)).encode()).digest()
-    return np.frombuffer(digest[:16], np.uint32).tolist()
+    return list(map(int, np.frombuffer(digest[:16], np.uint32)))
 
 
 def schedule(

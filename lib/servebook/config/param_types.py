@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
+
+from ..common.urls import is_server_url
 
 CALIBRATION = "calibration"  # the sweep that the C = 1 points belong to
 
@@ -44,12 +45,7 @@ def _once(values: list[Any]) -> list[Any]:
 
 
 def _url(text: str) -> str:
-    try:
-        parts = urlsplit(text)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none, half an IPv6 address
-        good = False
-    if not good:  # not repeated in the message: it may hold a key
+    if not is_server_url(text):  # not repeated in the message: it may hold a key
         raise unfit("this is no server's URL", "Write http://HOST:PORT, the port at most 65535")
     return text
 

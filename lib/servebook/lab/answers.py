@@ -90,7 +90,7 @@ class Forecast(Answer):
         if not self.fits or not self.kv_tokens:
             return None
         held = self.point["running_mean"] * (self.setting.prompt_tokens + self.setting.output_tokens / 2)
-        return min(1.0, held / self.kv_tokens)
+        return float(min(1.0, held / self.kv_tokens))
 
     @property
     def cost_per_million_tokens(self) -> float | None:

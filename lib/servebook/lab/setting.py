@@ -7,9 +7,9 @@ import math
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from .. import model
 from ..common.errors import ServebookError
@@ -28,6 +28,8 @@ WHOLE = ("prompt_tokens", "output_tokens", "concurrency", *SERVING)
 ABOVE_ZERO = ("rate_per_s", "ttft_slo_s", "tpot_slo_s")
 CHOICES = {"quantization": (None, "fp8", "int8", "int4"), "kv_cache_dtype": ("auto", "fp8"),
            "dtype": (None, "bfloat16", "float16", "float32")}  # fmt: skip
+
+M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +181,7 @@ def _named(gpu: Gpu) -> str | Gpu:
     return gpu.name if gpu.name in hardware.catalog() else gpu
 
 
-def checked(of: Any, **given: Any) -> Any:
+def checked(of: type[M], **given: Any) -> M:
     """A part of the parameters from settings. Raises ServebookError for a value that it does not take."""
     try:
         return of(**given)

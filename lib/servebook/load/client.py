@@ -13,7 +13,9 @@ from urllib.parse import urljoin, urlsplit
 import aiohttp
 from aiohttp.streams import StreamReader
 
+from ..common import latency
 from ..common.errors import ServebookError
+from ..common.urls import is_server_url
 from .connections import Connector, Tapped, error_body, now, packed, read_tapped, reused
 from .stream import TokenStream, error_message
 
@@ -85,8 +87,9 @@ class Reply:
         count is taken to carry one token."""
         if self.first is None or self.last is None or not self.stream.tokens:
             return None
-        rest = self.stream.tokens - (self.stream.first_tokens or 1)
-        return (self.last - self.first) / rest if rest > 0 and len(self.stream.times) > 1 else None
+        if len(self.stream.times) < 2:
+            return None
+        return latency.tpot_s(self.first, self.last, self.stream.tokens, self.stream.first_tokens or 1)
 
     def gaps_s(self) -> list[float]:
         """Times between consecutive arrivals of token events; events of one read are one arrival."""
@@ -287,12 +290,7 @@ def way_out(fault: BaseException | None, otherwise: str) -> str:
 
 
 def _check_url(url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none, half an IPv6 address
-        good = False
-    if not good:
+    if not is_server_url(url):
         raise ServebookError("not a server's URL", url or "--url", "Give it as http://HOST:PORT")
 
 

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from ..common import latency
 from ..common.errors import ServebookError
 from ..common.request_row import Phase, RequestRow
 from .client import Reply
@@ -96,12 +97,12 @@ class Chunk:
 
     def phase(self, name: str) -> np.ndarray:
         """Which requests are of a phase (PHASES)."""
-        return self.requests["phase"] == PHASES.index(name)
+        return np.asarray(self.requests["phase"] == PHASES.index(name))
 
     @cached_property
     def good(self) -> np.ndarray:
         """Which requests count: of the window and answered."""
-        return self.phase("measured") & self.requests["ok"]
+        return np.asarray(self.phase("measured") & self.requests["ok"])
 
     @cached_property
     def begun(self) -> np.ndarray:
@@ -112,25 +113,24 @@ class Chunk:
     @property
     def ttft_s(self) -> np.ndarray:
         """As Reply.ttft_s; NaN where there is none."""
-        return self.requests["first"] - self.begun
+        return np.asarray(self.requests["first"] - self.begun)
 
     @property
     def e2e_s(self) -> np.ndarray:
         """As Reply.e2e_s; NaN where there is none."""
-        return self.requests["last"] - self.begun
+        return np.asarray(self.requests["last"] - self.begun)
 
     @property
     def tpot_s(self) -> np.ndarray:
         """As Reply.tpot_s; NaN where there is none."""
         r = self.requests
-        rest = r["tokens"] - np.maximum(r["first_tokens"], 1)
-        has = (r["tokens"] > 0) & (rest > 0) & (r["reads"] > 1)
-        return np.where(has, (r["last"] - r["first"]) / np.where(has, rest, 1), _NAN)
+        tpots = latency.tpots_s(r["first"], r["last"], r["tokens"], np.maximum(r["first_tokens"], 1))
+        return np.where((r["tokens"] > 0) & (r["reads"] > 1), tpots, _NAN)
 
     def gaps_s(self, which: np.ndarray) -> np.ndarray:
         """Times between consecutive reads of one request, of the requests chosen by this mask."""
         same = self.owner[1:] == self.owner[:-1]
-        return np.diff(self.times)[same & which[self.owner[1:]]]
+        return np.asarray(np.diff(self.times)[same & which[self.owner[1:]]])
 
     def tokens_at(self) -> np.ndarray:
         """Tokens that each read brought: the first event what it told, the others the rest in equal shares."""
@@ -142,7 +142,7 @@ class Chunk:
         told = r["reads"] > 0
         first = (np.cumsum(r["reads"]) - r["reads"])[told]
         brought[first] = opening[told] + (self.events[first] - 1) * each[told]
-        return brought
+        return np.asarray(brought)
 
 
 class Finished:
@@ -194,7 +194,12 @@ class _Spool:
 
     def __init__(self) -> None:
         self._file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115
-        self.rewind, self.close = lambda: self._file.seek(0), self._file.close
+
+    def rewind(self) -> None:
+        self._file.seek(0)
+
+    def close(self) -> None:
+        self._file.close()
 
     def write(self, data: bytes) -> None:
         try:

@@ -9,7 +9,7 @@ import os
 import resource
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ..common.errors import ServebookError
 
@@ -47,7 +47,7 @@ def in_thread(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
         raise
     if outcome[1] is not None:
         raise outcome[1]
-    return outcome[0]
+    return cast(T, outcome[0])
 
 
 def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop]:

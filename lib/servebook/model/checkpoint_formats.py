@@ -154,7 +154,7 @@ def _modelopt(given: Mapping[str, Any], element_bytes: int) -> Quantization:
     layers = inner.get("quantized_layers")
     if layers:
         schemes = {n: _modelopt_scheme(v.get("quant_algo"), v.get("group_size")) for n, v in layers.items()}
-        by_tail = {tail_of(n): s for n, s in schemes.items()} | schemes
+        by_tail: dict[str, Scheme | None] = {tail_of(n): s for n, s in schemes.items()} | schemes
 
         def mixed(name: str, role: str) -> Scheme | None:
             for form in (name, tail_of(name)):

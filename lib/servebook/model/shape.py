@@ -46,7 +46,7 @@ class Experts:
 
     def touched(self, tokens: float) -> float:
         """Distinct experts of a layer that `tokens` tokens are routed to, each choice alike: E·(1 − (1 − k/E)^n)."""
-        return self.count * (1 - (1 - self.per_token / self.count) ** tokens)
+        return float(self.count * (1 - (1 - self.per_token / self.count) ** tokens))
 
 
 @dataclass(frozen=True, kw_only=True)

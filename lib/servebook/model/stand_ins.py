@@ -65,7 +65,7 @@ class Unknown:
         return self
 
     __ror__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __or__
-    __pow__ = __rpow__ = __floordiv__ = __rfloordiv__ = __mod__ = __and__ = __neg__ = __or__  # type: ignore[assignment]
+    __pow__ = __rpow__ = __floordiv__ = __rfloordiv__ = __mod__ = __and__ = __neg__ = __or__
 
 
 def as_shape(args: tuple[Any, ...]) -> tuple[int, ...]:

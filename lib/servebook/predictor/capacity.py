@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ..common import latency
 from ..common.errors import ServebookError
 from ..common.measured_point import MeasuredPoint
 from ..config.params import RunParams, Slo, VllmEngine
@@ -39,7 +40,7 @@ def met_share(result: Result, slo: Slo) -> float:
     met = 0
     for r in result.requests:
         ttft, e2e = r.first_s - r.sent_s, r.end_s - r.sent_s
-        tpot = (r.end_s - r.first_s) / max(r.output_tokens - 1, 1)
+        tpot = latency.tpot_s(r.first_s, r.end_s, r.output_tokens) or 0.0
         limits = ((ttft, slo.ttft_s), (tpot, slo.tpot_s), (e2e, slo.e2e_s))
         met += all(limit is None or value <= limit for value, limit in limits)
     return met / len(result.requests)

@@ -121,7 +121,7 @@ def _drop(rows: list[dict[str, Any]], budget_s: float) -> float:
             for o in (o for o in rows if o["engine"] == r["engine"] and o["sweep"] in FIXED):
                 o["dropped"] = True
                 total -= o["wall_s"]
-    return total
+    return float(total)
 
 
 def _first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -239,7 +239,7 @@ def _together(parts: Sequence[tuple[Outcome, float]]) -> Outcome:
     weights = [o.request_rate_per_s * k / rate for o, k in parts]
 
     def weighted(values: Iterable[float]) -> float:
-        return sum(w * v for w, v in zip(weights, values, strict=True))
+        return float(sum(w * v for w, v in zip(weights, values, strict=True)))
 
     means = ("ttft_s", "tpot_s", "e2e_s", "ttft_p99_s", "hit_share")
     mean = {f: weighted(getattr(o, f) for o, _ in parts) for f in means}

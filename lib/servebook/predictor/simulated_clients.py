@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..common import latency
 from ..config.points import OCCUPANCY_LOSS
 from ..config.request_plan import Planned, RequestPlan
 from .scheduler import Request
@@ -61,7 +62,7 @@ def seconds_of(r: Request, of: str) -> float | None:
     if of == "ttft_s":
         return r.first_s - r.due_s
     if of == "tpot_s":
-        return (r.end_s - r.first_s) / (r.output_tokens - 1) if r.output_tokens > 1 else None
+        return latency.tpot_s(r.first_s, r.end_s, r.output_tokens)
     if of == "e2e_s":
         return r.end_s - r.due_s
     if of == "queue_s":
@@ -102,12 +103,12 @@ class Measured:
         """As seconds_of, of every request that has it."""
         first, end = self.column("first_s"), self.column("end_s")
         if of == "tpot_s":
-            rest = self.column("output_tokens") - 1
-            return (end - first)[rest > 0] / rest[rest > 0]
+            tpots = latency.tpots_s(first, end, self.column("output_tokens"))
+            return tpots[~np.isnan(tpots)]
         if of in ("ttft_s", "e2e_s"):
-            return (first if of == "ttft_s" else end) - self.column("due_s")
+            return np.asarray((first if of == "ttft_s" else end) - self.column("due_s"))
         ready = self.column("ready_s")
-        return self.column("scheduled_s") - ready if of == "queue_s" else ready - self.column("sent_s")
+        return np.asarray(self.column("scheduled_s") - ready if of == "queue_s" else ready - self.column("sent_s"))
 
 
 class Clients:

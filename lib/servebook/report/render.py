@@ -233,4 +233,4 @@ def _predictions_csv(run_dir: Path) -> bytes:
     if not stored["frozen"]:
         return b""
     frame = prediction_frame(stored)
-    return frame.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode()
+    return str(frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")).encode()

@@ -79,7 +79,7 @@ class Follower:
         if not walls or len(walls) < len(left):
             return None
         spent = time.monotonic() - self._now_began if self._now else 0.0
-        return max(walls[0] - spent, 0.0) + sum(walls[1:])
+        return float(max(walls[0] - spent, 0.0) + sum(walls[1:]))
 
     def _complete(self, spec: PointSpec) -> bool:
         if spec.point not in self._points:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..common import files
+from ..common import files, latency
 from ..common.errors import ServebookError
 from ..common.measured_point import NUMBER_COLUMNS, POINT_COLUMNS, POINT_KEY, MeasuredPoint
 from ..common.request_row import ROW_KEYS
@@ -218,14 +218,15 @@ def series_frame(run_dir: Path, sweep: str, engine: str, point: str) -> pd.DataF
 
 
 def _with_latencies(rows: pd.DataFrame) -> pd.DataFrame:
-    """Packed rows with what follows from their time stamps: the definitions are load.summary's."""
+    """Packed rows with what follows from their time stamps: the definitions are latency's."""
     if rows.empty:
         return rows
-    begin, nan = rows["sent_s"], float("nan")
+    begin = rows["sent_s"]
     begin = rows["scheduled_s"].fillna(begin) if "scheduled_s" in rows else begin
-    later = rows["output_tokens"] - rows["first_event_tokens"]
-    tpot_s = (rows["last_s"] - rows["first_s"]) / later.where(later > 0, nan)
-    return rows.assign(ttft_s=rows["first_s"] - begin, tpot_s=tpot_s, e2e_s=rows["last_s"] - begin)
+    tpots = latency.tpots_s(
+        *(rows[c].to_numpy(float) for c in ("first_s", "last_s", "output_tokens", "first_event_tokens"))
+    )
+    return rows.assign(ttft_s=rows["first_s"] - begin, tpot_s=tpots, e2e_s=rows["last_s"] - begin)
 
 
 def _packed(path: Path, *place: str) -> pd.DataFrame:
