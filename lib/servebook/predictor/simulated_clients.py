@@ -104,7 +104,7 @@ class Measured:
         first, end = self.column("first_s"), self.column("end_s")
         if of == "tpot_s":
             tpots = latency.tpots_s(first, end, self.column("output_tokens"))
-            return tpots[~np.isnan(tpots)]
+            return np.asarray(tpots[~np.isnan(tpots)])
         if of in ("ttft_s", "e2e_s"):
             return np.asarray((first if of == "ttft_s" else end) - self.column("due_s"))
         ready = self.column("ready_s")
