@@ -80,11 +80,11 @@ class Prompts:
 
     def ids(self, index: int) -> list[int]:
         """What request number `index` adds to its conversation, as token ids."""
-        return self.vocab[self._rows(index)].tolist()
+        return [int(v) for v in self.vocab[self._rows(index)]]
 
     def inside(self, index: int) -> bytes:
         """The same as the inside of a JSON array (ids, each with its comma) or string (words)."""
-        return self._table[self._rows(index)].tobytes()
+        return bytes(self._table[self._rows(index)].tobytes())
 
     def stand_in(self, index: int, tokens: int) -> bytes:
         """Random tokens in place of an answer that the server did not give the ids of."""

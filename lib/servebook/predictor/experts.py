@@ -52,7 +52,7 @@ class WeightTimes:
         if self.experts is None or not tokens:
             return 0.0
         chosen = min(self.experts.per_token / (self.experts.count * self.spread), 1.0)
-        return self.spread * (1 - (1 - chosen) ** (tokens * self.ranks))
+        return float(self.spread * (1 - (1 - chosen) ** (tokens * self.ranks)))
 
     def experts_read_s(self, tokens: float) -> float:
         """Reading the experts that are touched."""
