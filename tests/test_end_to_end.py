@@ -82,7 +82,6 @@ def test_every_point_of_both_engines_is_measured(finished):
 def test_the_batching_engine_runs_requests_together_and_the_naive_one_does_not(finished):
     run, _ = finished
     at = {(p["engine"], p["concurrency"]): p for p in points_of(run) if p["sweep"] == "short_prompts"}
-    assert at["hf", 4]["ttft_mean_s"] > 2 * at["hf", 1]["ttft_mean_s"]  # three others are served first
     # wall-clock decode rate × TPOT: how many requests were decoding at once
     decoding = {e: at[e, 4]["decode_wall_tok_per_s"] * at[e, 4]["tpot_mean_s"] for e in ("hf", "vllm")}
     assert decoding["hf"] < 1.1
