@@ -25,10 +25,10 @@ export JUPYTER_PREFER_ENV_PATH := 1
 # Python compiles and keeps each at its first import, which this variable would forbid
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help report post plan check preflight test lint lab lock clean
+.PHONY: help report post plan check preflight test test-fast lint lab lock clean
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 	@echo "  with PARAMS=params/x.yaml for another run (now $(PARAMS)), KIND=cpu|cuda for another set of packages (now $(KIND))"
 
 report: $(READY)  ## predict, serve, measure, explain: outputs/<run>/report.html
@@ -48,6 +48,9 @@ preflight: $(READY)  ## is this machine fit to run it: driver, toolchain, disk, 
 
 test: $(READY)  ## all tests
 	@$(BIN)/python -m pytest
+
+test-fast: $(READY)  ## the quick tests of every package, under 90 s
+	@$(BIN)/python -m pytest -m "not engine and not browser and not slow"
 
 lint: $(READY)  ## ruff, mypy, mdformat
 	@$(BIN)/ruff check .

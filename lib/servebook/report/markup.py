@@ -122,7 +122,7 @@ def verdict(name: str) -> Html:
 
 
 def _again(row: Any) -> str:
-    return ", prompts sent before" if row.repeats_prompts else ""
+    return ", prompts sent before" if pd.notna(row.repeats_prompts) and row.repeats_prompts else ""
 
 
 def place(row: Any) -> str:
