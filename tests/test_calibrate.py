@@ -106,12 +106,12 @@ def test_a_low_concurrency_point_decides_what_one_client_cannot():
     def simulated(times, p):
         spec = PointSpec("", "vllm", "", "concurrency", p.prompt_tokens, p.output_tokens, p.concurrency)
         o = scenario.Scenario(server, spec, Load()).outcome(times, 1, 80)
-        return o.ttft_s, o.tpot_s
+        return {"ttft": o.ttft_s, "tpot": o.tpot_s}
 
     truth = calibrate("vllm", SHAPE, A40, POST_2).constants | {"mixed_rows": 120.0}
     crowd = point(8192, 1, 1, concurrency=16)
-    ttft_s, tpot_s = simulated(VllmTimes(SHAPE, A40, truth), crowd)
-    crowd = replace(crowd, ttft_mean_s=ttft_s, tpot_mean_s=tpot_s)
+    figures = simulated(VllmTimes(SHAPE, A40, truth), crowd)
+    crowd = replace(crowd, ttft_mean_s=figures["ttft"], tpot_mean_s=figures["tpot"])
     alone = calibrate("vllm", SHAPE, A40, POST_2, simulated=simulated)
     both = calibrate("vllm", SHAPE, A40, [*POST_2, crowd], simulated=simulated)
     assert both.estimates["mixed_rows"].sd < alone.estimates["mixed_rows"].sd

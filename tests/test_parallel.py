@@ -43,10 +43,13 @@ def predicted(gpu="H200", concurrency=(1, 32), shape=QWEN, **sizes):
 
 
 def test_an_all_reduce_is_latency_and_what_a_ring_sends():
-    # 512 tokens of 3,584 bf16 values on 4 ranks: 2 · 3/4 · 3,670,016 bytes over 0.65 · 450 GB/s, and 4.6 µs
-    assert Layout(4).all_reduce_s(H200, 512 * 3584 * 2) == pytest.approx(4.6e-6 + 5_505_024 / 292.5e9)
-    # no NVLink: 2 · 3 hops of 1.5 µs on 3.5 µs, half of 32 GB/s
-    assert Layout(4).all_reduce_s(L40S, 512 * 3584 * 2) == pytest.approx(12.5e-6 + 5_505_024 / 16e9)
+    # 512 tokens of 3,584 bf16 values on 4 ranks, in two shots: 2 · 3/4 · 3,670,016 bytes over 0.62 · 450 GB/s, and
+    # 7.5 µs
+    assert Layout(4).all_reduce_s(H200, 512 * 3584 * 2) == pytest.approx(7.5e-6 + 5_505_024 / 279e9)
+    # 16 tokens in one shot: 3 · 114,688 bytes
+    assert Layout(4).all_reduce_s(H200, 16 * 3584 * 2) == pytest.approx(4.5e-6 + 344_064 / 279e9)
+    # no NVLink: 2 · 3 hops of 1.5 µs on 9 µs, 0.4 of 32 GB/s
+    assert Layout(4).all_reduce_s(L40S, 512 * 3584 * 2) == pytest.approx(18e-6 + 5_505_024 / 12.8e9)
     assert Layout(1, 4, 2).all_reduce_s(H200, 1e9) == 0.0
 
 
@@ -64,15 +67,12 @@ def test_all_reduces_are_near_what_was_measured_on_h200s(ranks, size):
 
 
 def test_a_step_talks_twice_a_layer_once_for_the_embedding_and_for_the_logits():
-    step, token, sampled = Layout(2).communication(QWEN, H200)
-    assert step == pytest.approx((2 * 28 + 1 + 1) * 4.6e-6)
-    assert step + 100 * token == pytest.approx(57 * Layout(2).all_reduce_s(H200, 100 * 7168) + 4.6e-6)
-    assert sampled == pytest.approx(QWEN.vocab * 2 / 2 / 292.5e9)
+    two, gather = Layout(2), QWEN.vocab * 2 / 2 / 279e9
+    talk = two.exchange_s(QWEN, H200, 100, 3)
+    assert talk == pytest.approx(57 * two.all_reduce_s(H200, 100 * 7168) + 4.5e-6 + 3 * gather)
     # four stages: three hops of hidden states and residual
-    step, token, sampled = Layout(1, 4).communication(QWEN, H200)
-    assert (step, sampled) == (pytest.approx(30e-6), 0.0)
-    assert token == pytest.approx(3 * 2 * 7168 / 292.5e9)
-    assert Layout(data=8).communication(QWEN, H200) == (0.0, 0.0, 0.0)
+    assert Layout(1, 4).exchange_s(QWEN, H200, 100, 3) == pytest.approx(30e-6 + 100 * 3 * 2 * 7168 / 279e9)
+    assert Layout(data=8).exchange_s(QWEN, H200, 100, 100) == 0.0
 
 
 # --- what each GPU holds -------------------------------------------------------------------------------------------
@@ -156,8 +156,7 @@ def test_a_tensor_parallel_step_is_a_ranks_work_and_its_all_reduces():
     constants = {n: p.value for n, p in vllm_priors(QWEN, H200).items()}
     one, two = VllmTimes(QWEN, H200, constants), VllmTimes(QWEN, H200, constants, Layout(2))
     work = one.decode(32, 0)[0] - one.host_s - 32 * one.sequence_s
-    talk = Layout(2).communication(QWEN, H200)
-    expected = work / 2 + talk[0] + 32 * (talk[1] + talk[2])
+    expected = work / 2 + Layout(2).exchange_s(QWEN, H200, 32, 32)
     assert two.decode(32, 0)[0] - two.host_s - 32 * two.sequence_s == pytest.approx(expected, rel=2e-3)
     assert two.decode(32, 0)[1] == pytest.approx(one.decode(32, 0)[1] / 2)
     parts = two.parts(32, 32_000, [(2000, 0, True)])

@@ -194,13 +194,13 @@ def test_fp8_weights_and_activations_on_an_h200():
     # every input of 28 layers read as bf16 and written as fp8: 2 · 3,584 + 3,584 + 18,944 values of 3 bytes
     assert fp8.activation_quantization_bytes == 28 * 29_696 * 3 and SHAPE.activation_quantization_bytes == 0
     # twice the tensor rate at a smaller share of it, and what quantizing activations costs; attention stays in bf16
-    rate = h200.flops_per_s("fp8") * 0.57
-    moved = fp8.activation_quantization_bytes / (h200.bytes_per_s * 0.9)
+    rate = h200.flops_per_s("fp8") * 0.60
+    moved = fp8.activation_quantization_bytes / (h200.bytes_per_s * 0.84)
     token_s = [times.weights.multiply_s(1) for times in (plain, quantized)]
     assert token_s[1] == pytest.approx(fp8.linear_flops_per_token / rate + moved)
-    assert 0.6 < token_s[1] / token_s[0] < 0.7 and quantized.pair_s == plain.pair_s
+    assert 0.55 < token_s[1] / token_s[0] < 0.7 and quantized.pair_s == plain.pair_s
     # 7.6 GB instead of 14.1 are read; two more kernels a layer are launched
-    assert quantized.weights_s == pytest.approx(plain.weights_s * 7.616 / 14.141, rel=1e-3)
+    assert quantized.weights_s == pytest.approx(plain.weights_s * 7.616 / 14.141 * 0.90 / 0.84, rel=1e-3)
     assert quantized.host_s > plain.host_s and quantized.launch(513) > plain.launch(513)
     assert 0.65 < quantized.per_token(512, 128) / plain.per_token(512, 128) < 0.8
 

@@ -19,7 +19,7 @@ def arrivals(kind, rate_per_s, count, seed, gamma_shape=1.0):
 class Times:
     """Fixed step times: 10 ms a decode step plus 1 µs a context token, 100 ms a step that prefills."""
 
-    event_s = prepare_s = 0.0
+    event_s = prepare_s = engine_sequence_s = 0.0
 
     def first_event(self, prompt_tokens):
         return 0.0

@@ -10,7 +10,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..hardware.catalog import Gpu
 from ..model.shape import AttentionLayers, ModelShape
+
+# FlashAttention-3 reads an fp8 cache no faster than so many elements a second, whatever the memory: 64 × 4,096 tokens
+# of 8 heads take 211 µs on an H100 and 192 µs on an H200 (aiconfigurator 0.12, generation_attention of vLLM 0.24)
+FP8_KV_ELEMENTS_PER_S = 2.75e12
+
+
+def kv_bytes_per_s(shape: ModelShape, gpu: Gpu, share: float) -> float:
+    """The rate at which decodes read their cache; share: of the datasheet's bandwidth."""
+    rate = gpu.bytes_per_s * share
+    return min(rate, FP8_KV_ELEMENTS_PER_S) if gpu.generation == "hopper" and shape.kv_bytes_per_element == 1 else rate
 
 
 @dataclass(frozen=True)

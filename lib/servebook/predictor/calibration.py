@@ -28,6 +28,11 @@ TPOT_SD, TTFT_SD = 0.01, 0.015  # how well the step-time form itself holds at C 
 CPU_NOISE = 8.0  # a CPU shared with the client and whatever else runs varies that much more
 FRONTEND_SD_S, FRONTEND_SD = 0.001, 0.05  # of the front-end time left over from the server's histograms
 SIMULATED_SD = 0.04  # of a point at C > 1
+# a TTFT among others hangs on how requests happen to meet; what lies far off the form (lengths or a warm cache that
+# nobody told) counts for little (Huber)
+CROWD = (("ttft", "ttft_mean_s", 3.0), ("tpot", "tpot_mean_s", 1.0), ("output", "output_tok_per_s", 1.25))
+HUBER = 1.5
+GAUSS_NEWTON_STEPS, DIFFERENCE = 2, 0.5  # in prior sds
 IMPOSSIBLE = 2.5  # a point that the best fit misses by this factor was not measured on this model and machine
 HIT_SHARE = 0.02  # prefix-cache hits above which a TTFT is not a prefill
 LEARNED, ALIKE = 0.9, 0.8  # posterior/prior sd under which the data said something; |correlation| they can't resolve
@@ -85,7 +90,8 @@ class Calibration:
 
 
 AnyTimes = VllmTimes | NaiveTimes
-Simulate = Callable[[AnyTimes, MeasuredPoint], tuple[float, float]]  # of a point: (ttft_s, tpot_s)
+# of a point: {"ttft": s, "tpot": s, "output": tokens/s}, or some of them
+Simulate = Callable[[AnyTimes, MeasuredPoint], Mapping[str, float]]
 
 
 def calibrate(
@@ -103,8 +109,9 @@ def calibrate(
 ) -> Calibration:
     """Fit the constants of an engine ("naive", else vLLM's) to measured points; none: the datasheet's priors.
 
-    budget: max_num_batched_tokens. layout, captured_tokens: as of VllmTimes. simulated: (times, point) → (ttft_s,
-    tpot_s) for points at C > 1, which are left out without it. Raises ServebookError for impossible points.
+    budget: max_num_batched_tokens. layout, captured_tokens: as of VllmTimes. simulated: (times, point) → {"ttft": s,
+    "tpot": s, "output": tokens/s} of a point at C > 1, which are left out without it. Raises ServebookError for
+    impossible points.
     """
     naive = kind == "naive"
     priors = priors or (naive_priors(shape, gpu) if naive else vllm_priors(shape, gpu, facts, layout))
@@ -122,7 +129,7 @@ def calibrate(
         budget,
         CPU_NOISE if gpu.is_cpu else 1.0,
         [p for p in usable if (p.concurrency or 1) == 1],
-        [p for p in usable if (p.concurrency or 1) > 1 and simulated is not None and p.ttft_mean_s],
+        [p for p in usable if (p.concurrency or 1) > 1 and simulated is not None],
         simulated,
     )
     _contradictions(fit.alone)
@@ -132,7 +139,7 @@ def calibrate(
     found, covariance, residuals = fit.solve()
     for what, share in residuals:
         factor = max(1 + share, 1 / (1 + share))
-        if factor > IMPOSSIBLE * (2 if gpu.is_cpu else 1):
+        if " C=" not in what and factor > IMPOSSIBLE * (2 if gpu.is_cpu else 1):
             raise ServebookError(
                 f"no physically possible constants explain {what} (off by {factor:.1f}×)",
                 "calibration",
@@ -171,16 +178,19 @@ class _Fit:
         from scipy.optimize import least_squares
 
         edge = (self.bounds - self.mean) / self.sd
-        fit = least_squares(
-            lambda x: np.array([*x, *(r / s for _, r, s in self._misfit(x))]),
-            np.clip(np.zeros(len(self._names)), edge[0], edge[1]),
-            bounds=(edge[0] - 1e-6, edge[1] + 1e-6),
-            diff_step=1e-3 if self.crowd else None,
-            x_scale=1.0,
-        )
-        covariance = np.linalg.inv(fit.jac.T @ fit.jac) * np.outer(self.sd, self.sd)
-        found = np.clip(self.mean + self.sd * fit.x, self.bounds[0], self.bounds[1])
-        misfit = self._misfit(fit.x)
+
+        def residuals(x: np.ndarray) -> np.ndarray:
+            return np.array([*x, *(_softened(r / s) if self.crowd else r / s for _, r, s in self._misfit(x))])
+
+        if self.crowd:
+            x, jacobian = _gauss_newton(residuals, edge)
+        else:
+            begin = np.clip(np.zeros(len(self._names)), edge[0], edge[1])
+            fit = least_squares(residuals, begin, bounds=(edge[0] - 1e-6, edge[1] + 1e-6), x_scale=1.0)
+            x, jacobian = fit.x, fit.jac
+        covariance = np.linalg.inv(jacobian.T @ jacobian) * np.outer(self.sd, self.sd)
+        found = np.clip(self.mean + self.sd * x, self.bounds[0], self.bounds[1])
+        misfit = self._misfit(x)
         return found, covariance, [(what, math.expm1(r)) for what, r, _ in misfit if "front end" not in what]
 
     def _misfit(self, x: np.ndarray) -> list[tuple[str, float, float]]:
@@ -188,12 +198,13 @@ class _Fit:
         times = self._times(x)
         out = [m for p in self.alone for m in self._alone_misfit(times, p)]
         for p in self.crowd:
-            assert self._simulated is not None and p.ttft_mean_s
-            label = f"C={p.concurrency} {_lengths(p)}"
-            ttft, tpot = self._simulated(times, p)
-            out.append((f"ttft {label}", math.log(ttft / p.ttft_mean_s), 1.5 * self._noisier * SIMULATED_SD))
-            if p.tpot_mean_s:
-                out.append((f"tpot {label}", math.log(tpot / p.tpot_mean_s), self._noisier * SIMULATED_SD))
+            assert self._simulated is not None
+            label, figures = f"C={p.concurrency} {_lengths(p)}", self._simulated(times, p)
+            for what, key, loose in CROWD:
+                measured = getattr(p, key)
+                if measured and figures.get(what, 0.0) > 0:
+                    off = math.log(figures[what] / measured)
+                    out.append((f"{what} {label}", off, loose * self._noisier * SIMULATED_SD))
         return out
 
     def _alone_misfit(self, times: AnyTimes, p: MeasuredPoint) -> list[tuple[str, float, float]]:
@@ -219,6 +230,36 @@ class _Fit:
 
 def _lengths(p: MeasuredPoint) -> str:
     return f"{p.prompt_tokens}/{p.output_tokens}"
+
+
+def _softened(z: float) -> float:
+    """A residual whose square is Huber's loss."""
+    return z if abs(z) <= HUBER else math.copysign(math.sqrt(2 * HUBER * abs(z) - HUBER**2), z)
+
+
+def _gauss_newton(residuals: Callable[[np.ndarray], np.ndarray], edge: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The least squares of a simulation's residuals, whose differences over less than a good part of a prior's sd are
+    chance: few steps, each kept only where the sum of squares falls. (x, jacobian)"""
+    n = edge.shape[1]
+    x = np.clip(np.zeros(n), edge[0], edge[1])
+    now = residuals(x)
+    jacobian = np.zeros((len(now), n))
+    for _ in range(GAUSS_NEWTON_STEPS):
+        for i in range(n):
+            step = DIFFERENCE if x[i] + DIFFERENCE <= edge[1][i] else -DIFFERENCE
+            moved = x.copy()
+            moved[i] += step
+            jacobian[:, i] = (residuals(moved) - now) / step
+        ahead = np.linalg.lstsq(jacobian, -now, rcond=None)[0]
+        for share in (1.0, 0.5, 0.25):
+            there = np.clip(x + share * ahead, edge[0], edge[1])
+            then = residuals(there)
+            if then @ then < now @ now:
+                x, now = there, then
+                break
+        else:
+            break
+    return x, jacobian
 
 
 def _calibration(
@@ -296,7 +337,9 @@ def _check(point: MeasuredPoint, shape: ModelShape, gpu: Gpu, layout: Layout = A
             raise ServebookError(f"{name} is {seconds:g} s", where, "Times are positive: measure the point again")
     if (point.cache_hit_share or 0.0) > HIT_SHARE:
         ttft = None
-    if (ttft is None and tpot is None) or not prompt or not point.output_tokens or point.verdict == "invalid":
+    rate = point.output_tok_per_s if (point.concurrency or 1) > 1 else None
+    nothing = ttft is None and tpot is None and not rate
+    if nothing or not prompt or not point.output_tokens or point.verdict == "invalid":
         return None
     clean = replace(point, ttft_mean_s=ttft)
     if gpu.is_cpu:

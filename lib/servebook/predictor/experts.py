@@ -16,6 +16,13 @@ from collections.abc import Mapping
 from ..hardware.catalog import Gpu
 from ..model.shape import LINEAR, ModelShape
 
+# rows that an 8-bit GEMM of vLLM's (CUTLASS, sm_90) multiplies beyond 128 come in tiles of so many: 129 to 256 rows
+# take as long as 256 (measured on an H200 with vLLM 0.26, and the same in aiconfigurator's tables of H100 and H200)
+EIGHT_BIT_TILE = 128
+# and with 17 to 32 rows they read their weights no faster than so many bytes a second (283 MB: 98 µs on an H200, 72 µs
+# with 16 rows and 79 with 48; on an H100, whose memory is slower, hardly a difference)
+FEW_ROWS, FEW_ROWS_BYTES_PER_S = range(17, 33), 2.9e12
+
 
 def blend(read_s: float, multiply_s: float, loss: float) -> float:
     """The longer of the two, and what of the shorter it does not hide."""
@@ -32,7 +39,10 @@ class WeightTimes:
         self.experts, self.ranks = shape.experts, ranks
         self.loss, self.expert_loss = c["overlap_loss"], c.get("expert_overlap", c["overlap_loss"])
         self.spread = c.get("expert_spread", 1.0)
-        self.dense_s = shape.dense_read_bytes / bandwidth
+        self.dense_s = self._few_rows_s = shape.dense_read_bytes / bandwidth
+        self._tiled = gpu.generation == "hopper" and shape.activation_quantization_bytes > 0
+        if self._tiled:
+            self._few_rows_s = max(self.dense_s, shape.dense_read_bytes / FEW_ROWS_BYTES_PER_S)
         self.all_experts_s = shape.expert_bytes / (bandwidth * c.get("expert_bandwidth", 1.0))
         self.sample_s = shape.lm_head_flops / (gpu.flops_per_s(shape.dtype) * share)
         self.dense_token_s = shape.activation_quantization_bytes / bandwidth
@@ -66,13 +76,24 @@ class WeightTimes:
 
     def read_s(self, tokens: float) -> float:
         """Reading all weights that a step of so many tokens meets."""
-        return self.dense_s + self.experts_read_s(tokens)
+        return self.dense_read_s(tokens) + self.experts_read_s(tokens)
+
+    def dense_read_s(self, tokens: float) -> float:
+        """Reading the dense matrices for so many tokens."""
+        return self._few_rows_s if tokens in FEW_ROWS else self.dense_s
+
+    def rows(self, tokens: float) -> float:
+        """The rows that the dense GEMMs of so many tokens multiply."""
+        if not self._tiled or tokens <= EIGHT_BIT_TILE:
+            return tokens
+        return -(-tokens // EIGHT_BIT_TILE) * EIGHT_BIT_TILE
 
     def multiply_s(self, tokens: float, samples: float = 0) -> float:
         """GEMMs of so many tokens in the layers, and of the LM head for so many samples."""
-        return tokens * (self.dense_token_s + self.expert_token_s) + samples * self.sample_s
+        dense = self.rows(tokens) * self.dense_token_s
+        return dense + tokens * self.expert_token_s + samples * self.sample_s
 
     def step_s(self, tokens: float, samples: float) -> float:
         """Reads and GEMMs of a step together."""
-        dense = blend(self.dense_s, tokens * self.dense_token_s + samples * self.sample_s, self.loss)
-        return dense + self.experts_s(tokens)
+        multiply = self.rows(tokens) * self.dense_token_s + samples * self.sample_s
+        return blend(self.dense_read_s(tokens), multiply, self.loss) + self.experts_s(tokens)

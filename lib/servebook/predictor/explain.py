@@ -42,7 +42,9 @@ def _steps(times: VllmTimes, result: Result) -> Iterator[tuple[LogEntry, Parts]]
     before = 0.0
     for e in result.log:
         parts = times.parts(e.decodes, e.kv_tokens, [c[1:] for c in e.chunks])
-        host = times.prepare_s + (times.launch(e.decodes + sum(c[1] for c in e.chunks), True) if e.chunks else 0.0)
+        host = times.prepare(e.decodes + len(e.chunks)) + (
+            times.launch(e.decodes + sum(c[1] for c in e.chunks), True) if e.chunks else 0.0
+        )
         parts["power_cap"] = e.capped_s
         late = (e.end_s - before) / e.steps - sum(parts.values())
         parts["launch"] = parts.get("launch", 0.0) + min(max(late, 0.0), host)

@@ -17,11 +17,18 @@ from ..common.errors import ServebookError
 from ..hardware.catalog import Gpu
 from ..model.shape import ModelShape
 
-# Seconds of an all-reduce of next to nothing: vLLM's custom kernel over NVLink, replayed in a graph (4.4 to 4.8 µs on 2
-# to 8 H200); NCCL's ring over PCIe (6, 13 and 25 µs on 2, 4 and 8 L40S or RTX Pro 6000). Shares of a link's rate that
-# large ones reach: 0.55 to 0.9, and 0.4 to 0.6. From the measurements that aiconfigurator 0.12 carries (systems/data).
-NVLINK_LATENCY_S, PCIE_BASE_S, PCIE_HOP_S = 4.6e-6, 3.5e-6, 1.5e-6
-NVLINK_SHARE, PCIE_SHARE = 0.65, 0.5
+# vLLM's custom all-reduce over NVLink, replayed in a graph: small messages in one shot (each rank reads what all
+# others hold), larger ones in two (reduce a part each, then gather), and from CUSTOM_BYTES on NCCL's ring. Seconds of
+# one of next to nothing by generation (4.3 to 4.8 µs on 2 to 8 H100 and H200, 4.9 to 5.7 on A100, 6.6 to 7.4 on
+# B200); the second shot's; shares of the link's rate. NCCL's ring over PCIe: 6, 13 and 25 µs on 2, 4 and 8 L40S or
+# RTX Pro 6000. From the measurements that aiconfigurator 0.12 carries (systems/data, vllm 0.14 to 0.24), which no
+# model was run for.
+NVLINK_LATENCY_S = {"hopper": 4.5e-6, "ampere": 5.3e-6, "blackwell": 7e-6}
+PCIE_BASE_S, PCIE_HOP_S, SECOND_SHOT_S = 9e-6, 1.5e-6, 3e-6
+ONE_SHOT_BYTES = {2: 8 << 20, 4: 512 << 10, 8: 256 << 10}
+CUSTOM_BYTES = 8 << 20
+NVLINK_SHARE, PCIE_SHARE = 0.62, 0.4
+RING_SHARE, RING_BASE_S = {2: 0.80, 4: 1.15, 8: 1.25}, 10e-6  # of the custom kernel's share of the link
 SEND_S = 10e-6  # from one stage to the next, beside the bytes (aiconfigurator's p2p_latency)
 
 
@@ -102,35 +109,47 @@ class Layout:
 
     @staticmethod
     def _small_s(gpu: Gpu, ranks: int) -> float:
-        return NVLINK_LATENCY_S if gpu.nvlink_gb_per_s else PCIE_BASE_S + 2 * (ranks - 1) * PCIE_HOP_S
+        if gpu.nvlink_gb_per_s:
+            return NVLINK_LATENCY_S.get(gpu.generation, 5e-6)
+        return PCIE_BASE_S + 2 * (ranks - 1) * PCIE_HOP_S
 
     def all_reduce_s(self, gpu: Gpu, size_bytes: float, share: float | None = None) -> float:
-        """latency + 2 · (n − 1) / n · bytes ÷ link rate: what a rank of a ring sends (nccl-tests' bus bandwidth)."""
+        """Seconds of an all-reduce of so many bytes between the ranks of a stage. share: of the link's rate."""
         n = self.tensor
         if n == 1:
             return 0.0
-        rate = gpu.link_bytes_per_s * (share or self.link_share(gpu))
-        return self.link_latency_s(gpu) + 2 * (n - 1) / n * size_bytes / rate
+        rate, latency = gpu.link_bytes_per_s * (share or self.link_share(gpu)), self.link_latency_s(gpu)
+        ring = 2 * (n - 1) / n * size_bytes  # what a rank sends (nccl-tests' bus bandwidth)
+        if not gpu.nvlink_gb_per_s:
+            return latency + ring / rate
+        step = 2 if n <= 2 else 4 if n <= 4 else 8
+        shots = [latency + (n - 1) * size_bytes / rate]
+        if size_bytes > ONE_SHOT_BYTES[step]:
+            shots = [latency + SECOND_SHOT_S + ring / rate]
+        if size_bytes >= CUSTOM_BYTES:
+            shots = [RING_BASE_S + ring / (rate * RING_SHARE[step])]
+        return shots[-1]
 
-    def communication(self, shape: ModelShape, gpu: Gpu, share: float | None = None) -> tuple[float, float, float]:
-        """Seconds that the GPUs of a replica talk to each other: (a step, a token of it, a token that is sampled)."""
+    def talks(self, shape: ModelShape) -> bool:
+        """Whether the GPUs of a replica, or of several that share their experts, talk to each other in a step."""
+        return self.gpus > self.data or (self.data > 1 and shape.experts is not None)
+
+    def exchange_s(self, shape: ModelShape, gpu: Gpu, tokens: int, samples: int, share: float | None = None) -> float:
+        """Seconds that the GPUs of a replica talk to each other in a step of so many tokens, of which some are sampled:
+        two all-reduces a layer and one after the embedding, a gather of the logits, and what stages hand on."""
         tp, hops, row = self.tensor, self.pipeline - 1, shape.hidden * shape.element_bytes
-        step = token = sampled = 0.0
         rate = gpu.link_bytes_per_s * (share or self.link_share(gpu))
+        seconds = 0.0
         if tp > 1:
-            calls = 2 * shape.layers + 1
-            step += (calls + 1) * self.link_latency_s(gpu)  # and one gather of the logits
-            token += calls * 2 * (tp - 1) / tp * row / rate
-            sampled += (tp - 1) / tp * shape.vocab * shape.element_bytes / rate
+            seconds += (2 * shape.layers + 1) * self.all_reduce_s(gpu, tokens * row, share)
+            seconds += self.link_latency_s(gpu) + samples * (tp - 1) / tp * shape.vocab * shape.element_bytes / rate
         if self.data > 1 and shape.experts:
             # vLLM's allgather_reducescatter: a rank sends and receives every other replica's tokens, twice a layer
             layers, others = shape.experts.layers, self.data - 1
-            step += 2 * layers * self._small_s(gpu, self.data)
-            token += 2 * layers * others * row / tp / rate
+            seconds += 2 * layers * (self._small_s(gpu, self.data) + tokens * others * row / tp / rate)
         if hops:
-            step += hops * SEND_S
-            token += hops * 2 * row / tp / rate  # hidden states and the residual, each rank its part
-        return step, token, sampled
+            seconds += hops * (SEND_S + tokens * 2 * row / tp / rate)  # hidden states and the residual, each its part
+        return seconds
 
 
 ALONE = Layout()

@@ -11,6 +11,7 @@ import math
 
 # idle, and what streaming at full rate, GEMMs and attention add
 IDLE_DRAW, STREAM_DRAW, GEMM_DRAW, ATTENTION_DRAW = 0.25, 0.58, 0.80, 0.62
+DECODE_FROM, DECODE_FULL = 0.90, 0.97  # the same in decodes: an H200 and Llama-3.1-8B, 64 to 512 sequences
 CAP_FROM, CAP_FULL, CAP_WINDOW_S = 0.93, 1.03, 0.5  # clocks begin to fall; have fallen as far as they do
 
 
@@ -19,9 +20,9 @@ def draw(read_s: float, gemm_s: float, attention_s: float, seconds: float) -> fl
     return IDLE_DRAW + (STREAM_DRAW * read_s + GEMM_DRAW * gemm_s + ATTENTION_DRAW * attention_s) / seconds
 
 
-def throttled(drawn: float) -> float:
+def throttled(drawn: float, since: float = CAP_FROM, full: float = CAP_FULL) -> float:
     """0 where the cap is far, 1 where the clocks have fallen as far as they do; drawn: on average of late."""
-    return min(max((drawn - CAP_FROM) / (CAP_FULL - CAP_FROM), 0.0), 1.0)
+    return min(max((drawn - since) / (full - since), 0.0), 1.0)
 
 
 class Power:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,10 +34,15 @@ def vllm_priors(
 ) -> dict[str, Prior]:
     """One set for all GPUs; a constant depends on the GPU only through its generation and attention backend."""
     talk = "of the link's rate, in large all-reduces (see parallel)"
-    links = {"link_share": Prior(layout.link_share(gpu), 0.12, 0.1, 1.0, talk)} if layout.gpus > layout.data else {}
+    links = (
+        {"link_share": Prior(layout.link_share(gpu), 0.08 if gpu.nvlink_gb_per_s else 0.16, 0.05, 1.0, talk)}
+        if layout.gpus > layout.data
+        else {}
+    )
     if gpu.is_cpu:
         return _cpu_vllm_priors(shape) | links | expert_priors(shape)
     facts = facts or {}
+    old = _before(facts.get("version"), (0, 14))
     backend = str(facts.get("attention_backend") or gpu.attention_backend).upper()
     tiled = "FLASH_ATTN" in backend and "3" not in backend and gpu.generation not in ("hopper", "blackwell")
     tile = f"FlashAttention-2 fills a 64-row tile a decode token, at part of a prompt's efficiency; {BOTH_TABLES}"
@@ -53,33 +59,48 @@ def vllm_priors(
     eager = "a layer's kernels one by one: the host's speed, not the GPU's; an H200's took 0.5 to 1 ms"
     piecewise = "the attention is launched as ever, the rest as one graph a layer; an H200's 128-token prompts"
     cap = "prefills that never rest run at 1,520 MHz, lone ones at 1,800: 7 to 8 % slower on the H200 at C = 16 to 128"
+    decode_cap = (0.10, 0.04) if gpu.generation == "hopper" else (0.0, 0.02)
+    decode_why = (
+        "large decode batches too: an H200 at 690 of 700 W runs at 1,600 MHz from 128 sequences of an 8B model on"
+    )
     prepare = "schedule, inputs, replay of a graph; from an H200 run's gap between a long launch and its first token"
-    event = "detokenizing, JSON and a write a token on the API server's one loop; an H200 run's 13,000 events/s"
-    stream, matmul, hidden, attention = (0.80, 0.05), (0.70, 0.10), (0.30, 0.10), (0.45, 0.10)
+    event = (
+        "detokenizing, JSON and a write a token on the API server's one loop; an H200's: 74 µs with the usage that this"
+    )
+    event += " book's client asks for in every event, 55 µs without, at 256 running requests"
+    event_s = (75e-6, 20e-6) if facts.get("usage_per_event", True) else (57e-6, 15e-6)
+    running = "scheduling, inputs and outputs of a running request in the engine's process"
+    engine_sequence = (22e-6, 8e-6) if old else (18e-6, 6e-6)
+    kv_reads = "a decode's attention reads its KV at so much of the datasheet's bandwidth (aiconfigurator's tables)"
+    kv = {"hopper": (0.91, 0.03), "blackwell": (0.87, 0.04)}.get(gpu.generation, (0.79, 0.05))
+    stream, matmul, hidden, attention = (0.84, 0.05), (0.70, 0.10), (0.30, 0.10), (0.45, 0.10)
     sequence = 5e-6, 3e-6
     if gpu.generation in ("hopper", "blackwell"):
         # warp-specialized kernels, from an H200's first run and its repeat. Decodes: from one to 16 sequences of 8,192
         # tokens 7.1 GB more KV in 1.6 ms, from one to 64 of 512 at most 4 µs each beyond KV. Prefills: lone prompts of
         # 2,048 to 16,384 tokens take 42 ms of GEMMs a 2,048 and 52 % of dense peak in attention
-        stream, matmul, hidden, attention = (0.90, 0.03), (0.67, 0.08), (0.15, 0.08), (0.52, 0.05)
+        stream, matmul, hidden, attention = (0.90, 0.03), (0.67, 0.08), (0.25, 0.08), (0.52, 0.05)
         sequence = 1.5e-6, 1e-6
     if eight_bit:
-        matmul, hidden = (0.57, 0.10), (0.30, 0.10)
+        stream, matmul, hidden = (0.84, 0.04), (0.60, 0.08), (0.30, 0.10)
     return {
         "bandwidth_share": Prior(*stream, 0.5, 0.95, "streaming kernels reach 75–92 % of the datasheet's bandwidth"),
+        "kv_share": Prior(*kv, 0.4, 0.97, kv_reads),
         "matmul_share": Prior(*matmul, 0.25, 0.95, gemm),
         "overlap_loss": Prior(*hidden, 0.0, 1.0, f"the shorter of reads and GEMM not hidden; {BOTH_TABLES}"),
         "attention_share": Prior(*attention, 0.1, 0.8, "FlashAttention's causal prefill reaches 40–60 % of dense peak"),
         "mixed_rows": Prior(90, 10, 16, 128, tile) if tiled else Prior(1.2, 0.4, 1, 8, packed),
         "host_s": Prior(host, 0.3 * host, 0.0, 5 * host, "sampling, and ramps and tails of a layer's kernels", "s"),
-        "layer_launch_s": Prior(0.00072 * kernels, 0.00014, 5e-5, 0.005, eager, "s"),
+        "layer_launch_s": Prior(0.00068 * kernels, 0.00018, 5e-5, 0.005, eager, "s"),
         "piecewise_share": Prior(0.37, 0.12, 0.1, 1.0, piecewise),
-        "prepare_s": Prior(0.0026, 0.0006, 2e-4, 0.02, prepare, "s"),
+        "prepare_s": Prior(0.0019, 0.0007, 2e-4, 0.02, prepare, "s"),
+        "engine_sequence_s": Prior(*engine_sequence, 0.0, 3e-4, running, "s"),
         "capped_loss": Prior(*((0.075, 0.02) if gpu.generation == "hopper" else (0.0, 0.01)), 0.0, 0.3, cap),
+        "decode_capped_loss": Prior(*decode_cap, 0.0, 0.4, decode_why),
         "host_per_sequence_s": Prior(*sequence, 0.0, 1e-4, "scheduling and output handling a running request", "s"),
         "frontend_request_s": Prior(0.004, 0.003, 0.0, 0.1, "HTTP, JSON and the way through the engine's queues", "s"),
         "frontend_token_s": Prior(1.5e-6, 1.5e-6, 0.0, 3e-5, "parsing, validating and hashing prompt tokens", "s"),
-        "frontend_event_s": Prior(75e-6, 25e-6, 0.0, 1e-3, event, "s"),
+        "frontend_event_s": Prior(*event_s, 0.0, 1e-3, event, "s"),
         **expert_priors(shape),
         **links,
     }
@@ -116,6 +137,11 @@ def expert_priors(shape: ModelShape) -> dict[str, Prior]:
             1.0, 0.08, 0.2, 1.0, "a router that picks every expert alike; a skewed one touches fewer"
         ),
     }
+
+
+def _before(version: object, what: tuple[int, int]) -> bool:
+    numbers = re.findall(r"\d+", str(version or ""))[:2]
+    return len(numbers) == 2 and (int(numbers[0]), int(numbers[1])) < what
 
 
 def _cpu_vllm_priors(shape: ModelShape) -> dict[str, Prior]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,7 @@ BIG_GPU_GIB, HUGE_GPU_GIB = 70, 160  # vLLM's lines for larger default budgets (
 # outside PyTorch when vLLM measures: 0.23 to 0.24 on the H200 runs of 2026-11-29, NCCL's buffers with several GPUs
 NON_TORCH_GIB, NCCL_GIB = 0.25, 0.3
 NAIVE_NON_TORCH_GIB = 0.9  # CUDA context and workspaces of the naive server
+ASYNCHRONOUS_FROM = (0, 14)
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class Server:
     def times(self, constants: Mapping[str, float]) -> Times:
         if self.naive:
             return NaiveTimes(self.shape, self.gpu, constants)
-        return VllmTimes(self.shape, self.gpu, constants, self.layout, self.captured_tokens)
+        asynchronous = self.config.async_scheduling or self.gpu.is_cpu
+        return VllmTimes(self.shape, self.gpu, constants, self.layout, self.captured_tokens, asynchronous)
 
     def refuses(self, prompt_tokens: int, output_tokens: int) -> str | None:
         """Why such a request is not served, None where it is."""
@@ -106,7 +109,8 @@ def server(name: str, engine: Engine, shape: ModelShape, gpu: Gpu, facts: Mappin
     context = int(known.get("max_model_len") or given.max_model_len or shape.max_context_tokens)
     block = int(known.get("block_size") or (128 if gpu.is_cpu else 16))
     caching = bool(known.get("prefix_caching", given.prefix_caching))
-    asynchronous = bool(known.get("async_scheduling", not gpu.is_cpu) and layout.pipeline == 1)
+    default_asynchronous = _asynchronous(known.get("version"), gpu)
+    asynchronous = bool(known.get("async_scheduling", default_asynchronous) and layout.pipeline == 1)
     held, source = _kv_pool(given, shape, gpu, layout, budget, int(seats), block, caching, asynchronous)
     tokens = int(known["kv_cache_tokens"]) if "kv_cache_tokens" in known else held.tokens(context)
     source = "the engine's log" if "kv_cache_tokens" in known else source
@@ -127,6 +131,13 @@ def server(name: str, engine: Engine, shape: ModelShape, gpu: Gpu, facts: Mappin
     return Server(
         name, "vllm", shape, gpu, config, context, layout, tokens, source, problem, tuple(notes), captured, held
     )  # fmt: skip
+
+
+def _asynchronous(version: Any, gpu: Gpu) -> bool:
+    """Whether vLLM schedules a step while the one before runs: its default from 0.14 on (vLLM's release notes)."""
+    numbers = re.findall(r"\d+", str(version or ""))[:2]
+    old = len(numbers) == 2 and (int(numbers[0]), int(numbers[1])) < ASYNCHRONOUS_FROM
+    return not gpu.is_cpu and not old
 
 
 def _too_big(shape: ModelShape, gpu: Gpu, layout: Layout) -> str:

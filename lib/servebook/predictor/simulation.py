@@ -37,6 +37,7 @@ class StepTimes(Protocol):
         """By how much a step that prefills is slower where so much power was drawn of late."""
 
     prepare_s: float  # what the host takes before any step's first kernel: scheduling it, preparing its inputs
+    engine_sequence_s: float  # and for each of its requests
 
     def launch(self, tokens: int, idle: bool) -> float:
         """What it then takes to launch one that prefills, of so many tokens; the engine does nothing else meanwhile.
@@ -105,12 +106,16 @@ class Result:
 
 class _ApiLoop:
     """The API server's one event loop: every token of a step is an event of event_s. A loop that has not finished
-    with a step when the next one's tokens come is saturated: vLLM then merges a request's tokens into one event, so it
-    falls no further behind, and a request, which takes PASSES turns of the loop, waits a step's events at each.
-    Found on the H200 run of 2026-11-29: from 100 running requests on, events carried 1.2 to 1.3 tokens.
+    with a step when the next one's tokens come is saturated, and a request, which takes PASSES turns of the loop,
+    waits a step's events at each. A step of up to CHUNK tokens is handed on in one go: a saturated loop takes in the
+    next step before it has sent the tokens of this one, and merges a request's two into one event, so it falls no
+    further behind. Larger steps are handed on in chunks, between which the loop sends what it has: nothing is merged,
+    and what it cannot keep up with waits (vLLM's VLLM_V1_OUTPUT_PROC_CHUNK_SIZE). Found on H200 runs, vLLM 0.26: from
+    100 running requests on events carried 1.1 to 1.3 tokens; at 256 and 512 they carried 1.00, clients had their
+    tokens at 18,000 and 15,000 a second, and the engine idled meanwhile.
     """
 
-    PASSES = 4
+    PASSES, CHUNK = 4, 128
 
     def __init__(self, event_s: float) -> None:
         self.event_s = event_s
@@ -119,9 +124,18 @@ class _ApiLoop:
     def events(self, tokens: int, at: float) -> float:
         """A step's tokens arrive: when the clients have theirs, on average."""
         turn, free = tokens * self.event_s, self.turns[-1][1] if self.turns else 0.0
-        begun = min(max(free, at), at + turn)
+        begun = max(free, at)
+        if tokens <= self.CHUNK:
+            begun = min(begun, at + turn)
         self.turns.append((at, begun + turn, turn, free > at))
         return begun + turn / 2
+
+    def behind(self, steps: int, tokens: int, since: float) -> None:
+        """So many steps of so many tokens each have come since then, one after the other."""
+        turn = tokens * self.event_s
+        if steps > 0 and tokens > self.CHUNK:
+            free = max(self.turns[-1][1] if self.turns else 0.0, since)
+            self.turns.append((since, free + steps * turn, turn, free > since))
 
     def wait(self, sent: float) -> float:
         """Seconds that a request waits for the loop."""
@@ -261,8 +275,9 @@ class _Engine:
             upcoming = self.clients.due[0][0]  # it is not ready before it is sent
         n, kv = scheduler.decodes, scheduler.kv_tokens()
         a, b = times.decode(n, kv)
-        first, grow = a + b * kv + (times.prepare_s if depth == 1 else 0.0), b * n
-        start = max(self.gpu_free, self.now + (times.prepare_s if depth == 2 else 0.0))
+        prepare = times.prepare_s + n * times.engine_sequence_s
+        first, grow = a + b * kv + (prepare if depth == 1 else 0.0), b * n
+        start = max(self.gpu_free, self.now + (prepare if depth == 2 else 0.0))
         steps = min(steady, _steps_before(upcoming - start, first, grow) + depth) if upcoming > start else 0
         if steps <= 1:
             return False
@@ -272,6 +287,8 @@ class _Engine:
         self.power.step(times.decode_draw(n, kv, first), start, self.gpu_free)
         if self.log is not None:
             self.log.append(LogEntry(steps, n, kv + n * (steps - 1) / 2, (), self.gpu_free))
+        if (earlier := steps - 4) > 0 and n * times.event_s > first:
+            self.api.behind(earlier, n, start)
         for back in range(min(steps, 4) - 1, -1, -1):  # enough to see whether the API server keeps up
             self.api.events(n, self.now - back * (first + grow * (steps - 1)))
         if depth == 2:
@@ -283,7 +300,7 @@ class _Engine:
         if step.empty:
             return step, max(self.now, self.queue[-1][1]) if self.queue else self.now
         times, capped = self.times, 0.0
-        self.now += times.prepare_s
+        self.now += times.prepare_s + (step.decodes + len(step.chunks)) * times.engine_sequence_s
         start = max(self.gpu_free, self.now)
         if step.chunks:
             tokens = step.decodes

@@ -1,0 +1,256 @@
+"""Rows of a table of published points (the form of outputs/published/public/points.csv) as servers and loads.
+
+Lengths: "fixed"; "random A-B %" of a nominal value whose mean the row gives; "output to EOS (mean M)" or "(max M)",
+which varies as answers do; "± P %". Where the table's sources.json says that a source does not tell its tool, "fixed"
+is what nobody told, and ±10 % is taken: equal lengths keep clients in lockstep, which no such source shows.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from servebook.common.errors import ServebookError
+from servebook.config.arrivals import schedule
+from servebook.config.params import ModelParams, VllmEngine
+from servebook.hardware import catalog
+from servebook.hardware.catalog import Gpu
+from servebook.model import reader
+from servebook.model.shape import ModelShape
+from servebook.predictor.server_limits import Server, server
+from servebook.predictor.simulated_clients import Prompt, Traffic
+
+ROUNDS = 10  # of a closed loop that does not say how many prompts it sent
+UNTOLD = 0.10  # spread of lengths that nobody told
+EOS_SD = 0.6  # relative sd of answers that end by themselves (ShareGPT's, cut at a few hundred tokens)
+METRICS = ("ttft", "tpot", "output")
+CELLS = (("ttft", "ttft_ms", 1e-3), ("tpot", "tpot_ms", 1e-3), ("output", "output_tok_s", 1.0))
+SURE = 0.97  # of a floor by the datasheet's peaks, under which a figure cannot be what its row says
+
+
+@dataclass
+class Row:
+    """A published point: its cells, and what was measured (s, s, tokens/s; only what was published)."""
+
+    cells: Mapping[str, str]
+    measured: dict[str, float] = field(default_factory=dict)
+
+    def number(self, key: str) -> float | None:
+        text = (self.cells.get(key) or "").strip()
+        return float(text) if text else None
+
+    def whole(self, key: str, default: int | None = None) -> int | None:
+        value = self.number(key)
+        return default if value is None else int(value)
+
+    @property
+    def name(self) -> str:
+        c = self.cells
+        load = f"C={c['concurrency']}" if c.get("concurrency") else f"{c.get('num_prompts')} at once"
+        if c.get("rate_per_s"):
+            load = f"{c['rate_per_s']}/s"
+        size = f"{c.get('prompt_tokens')}/{c.get('output_tokens')}"
+        return f"{c.get('source')} {c.get('gpu')} tp{c.get('tp')} {c.get('model')} {load} {size}"
+
+    @property
+    def setup(self) -> tuple[str, ...]:
+        """What stays the same over the points of one server."""
+        keys = ("source", "gpu", "tp", "dp", "model", "dtype", "quant", "kv_cache_dtype", "eager", "vllm")
+        return tuple(self.cells.get(k, "") for k in keys)
+
+    @property
+    def offered(self) -> float:
+        """How much load: clients, prompts of a burst, or requests/s."""
+        return self.number("concurrency") or self.number("rate_per_s") or self.number("num_prompts") or math.inf
+
+
+def read(folder: Path) -> list[Row]:
+    """Raises ServebookError where there is no table."""
+    path = folder / "points.csv"
+    if not path.is_file():
+        raise ServebookError("there is no points.csv", str(folder), "Give the folder of a table of published points")
+    rows = []
+    with path.open(encoding="utf-8", newline="") as f:
+        for cells in csv.DictReader(f):
+            row = Row({k: v or "" for k, v in cells.items() if k})
+            for metric, key, scale in CELLS:
+                value = row.number(key)
+                if value is not None and value > 0:
+                    row.measured[metric] = value * scale
+            rows.append(row)
+    return rows
+
+
+def tools(folder: Path, own: Path) -> dict[str, str]:
+    """What each source says of its tool, from the table's sources.json and the one that is kept here."""
+    found: dict[str, str] = {}
+    for path in (own / "sources.json", folder / "sources.json"):
+        if path.is_file():
+            for name, source in json.loads(path.read_text(encoding="utf-8")).items():
+                found[name] = str(source.get("tool", ""))
+    return found
+
+
+def shape_of(row: Row, folder: Path) -> ModelShape:
+    c = row.cells
+    kv = "fp8" if c.get("kv_cache_dtype", "").startswith("fp8") else "auto"
+    dtype = c.get("dtype") or "bfloat16"
+    return _shape(c["model"], str(folder), kv, dtype, c.get("quant", ""))
+
+
+@cache
+def _shape(model: str, folder: str, kv: str, dtype: str, quant: str) -> ModelShape:
+    named: dict[str, Any] = {"dtype": dtype, "kv_cache_dtype": kv, "weights": "dummy"}
+    if model.startswith("cfg:"):
+        named["config"] = model[4:]
+    else:
+        named["path"] = str(Path(folder) / "models" / model)
+    plain = reader.load_shape(ModelParams(**named), Path(folder))
+    if plain.weight_bits == 16 and quant in ("fp8", "int8", "int4"):
+        return reader.load_shape(ModelParams(**named, quantization=quant), Path(folder))  # quantized by the engine
+    return plain
+
+
+def server_of(row: Row, folder: Path) -> Server:
+    """The server that the row describes. It was served: a pool that is thought too small is taken as large enough."""
+    c, shape = row.cells, shape_of(row, folder)
+    gpus = catalog.catalog()
+    if c["gpu"] not in gpus:
+        raise ServebookError(f"the card {c['gpu']!r} is not in the catalog", row.name, "")
+    gpu = gpus[c["gpu"]]
+    given = {
+        "max_num_batched_tokens": row.whole("max_num_batched_tokens"), "max_num_seqs": row.whole("max_num_seqs"),
+        "max_model_len": row.whole("max_model_len"), "gpu_memory_utilization": row.number("gpu_memory_utilization"),
+    }  # fmt: skip
+    engine = VllmEngine(
+        kind="vllm", tensor_parallel_size=row.whole("tp", 1), enforce_eager=c.get("eager") == "True",
+        **{k: v for k, v in given.items() if v is not None},
+    )  # fmt: skip
+    facts = facts_of(row)
+    found = server("vllm", engine, shape, gpu, facts)
+    need = max(int(row.number("prompt_tokens") or 0) + int(row.number("output_tokens") or 0), 1)
+    if found.problem or found.kv_tokens < 2 * need:
+        longest = found.max_model_len if row.whole("max_model_len") else 0
+        facts["kv_cache_tokens"] = max(found.kv_tokens, longest, 4 * need)
+        found = server("vllm", engine, shape, gpu, facts)
+    return found
+
+
+def facts_of(row: Row) -> dict[str, Any]:
+    """What the row says of its server beside its settings."""
+    c, facts = row.cells, dict[str, Any](usage_per_event=False)
+    pool = row.whole("kv_cache_tokens")
+    if pool is None and (told := re.search(r"KV pool (\d+)", c.get("note", ""))):
+        pool = int(told[1])
+    if pool:
+        facts["kv_cache_tokens"] = pool
+    if c.get("eager") == "True":
+        facts["cuda_graphs"] = False
+    if c.get("vllm"):
+        facts["version"] = c["vllm"]
+    return facts
+
+
+def prompts_of(row: Row, count: int, untold: bool, seed: int = 1) -> list[Prompt]:
+    """The requests, in the order sent."""
+    prompt, output = row.number("prompt_tokens") or 1.0, row.number("output_tokens") or 1.0
+    how, rng = row.cells.get("lengths", "").strip().lower(), random.Random(seed)
+    hits = row.number("hit_share") or 0.0
+    told = re.search(r"(\d+)\s*-\s*(\d+)\s*%", how)
+    spread = re.search(r"±\s*(\d+)\s*%", how)
+
+    def between(mean: float, low: float, high: float) -> int:
+        nominal = mean / ((low + high) / 2)
+        return max(1, round(rng.uniform(low * nominal, high * nominal)))
+
+    most = re.search(r"max (\d+)", how)
+    out = []
+    for _ in range(count):
+        if told:
+            low, high = int(told[1]) / 100, int(told[2]) / 100
+            p, o = between(prompt, low, high), between(output, low, high)
+        elif spread or (untold and how in ("fixed", "")):
+            s = int(spread[1]) / 100 if spread else UNTOLD
+            p, o = between(prompt, 1 - s, 1 + s), between(output, 1 - s, 1 + s)
+        elif "eos" in how:
+            p, o = round(prompt), _answer(output, int(most[1]) if most else None, rng)
+        elif how not in ("fixed", ""):
+            p, o = round(rng.gammavariate(2, prompt / 2)) or 1, round(rng.gammavariate(2, output / 2)) or 1
+        else:
+            p, o = round(prompt), round(output)
+        out.append(Prompt(p, max(o, 1), int(hits * p)))
+    return out
+
+
+def _answer(mean: float, most: int | None, rng: random.Random) -> int:
+    """A length of an answer that ends by itself; with a mean near the most allowed, most of them reach it."""
+    sigma = math.sqrt(math.log(1 + EOS_SD**2))
+    if most and mean > 0.8 * most:
+        return min(most, max(1, round(rng.gauss(mean, 0.5 * (most - mean) + 1))))
+    length = max(1, round(rng.lognormvariate(math.log(mean) - sigma**2 / 2, sigma)))
+    return min(length, most) if most else length
+
+
+def traffic_of(row: Row, untold: bool, seed: int = 1, most: int = 4000) -> Traffic:
+    """The load as its client sends it, from the first request to the last; of several replicas, one's share."""
+    kind, share = row.cells.get("load"), row.whole("dp", 1) or 1
+    count = row.whole("num_prompts")
+    if kind == "closed":
+        c = max(round((row.number("concurrency") or 1) / share), 1)
+        count = min(max((count or ROUNDS * c * share) // share, 1), most)
+        return Traffic(prompts_of(row, count, untold, seed), concurrency=c, requests=count, seed=seed, finite=True)
+    if kind == "burst":
+        count = min(max((count or 1) // share, 1), most)
+        prompts = prompts_of(row, count, untold, seed)
+        return Traffic(prompts, arrivals_s=[0.0] * count, requests=count, seed=seed, finite=True)
+    rate = row.number("rate_per_s")
+    if kind != "open" or not rate:
+        raise ServebookError(f"the load {kind!r} is not one of closed, open, burst", row.name, "")
+    count = min(max((count or 600) // share, 1), most)
+    times = list(itertools.islice(schedule("poisson", rate / share, seed), count))
+    return Traffic(prompts_of(row, count, untold, seed), arrivals_s=times, requests=count, seed=seed, finite=True)
+
+
+def impossible(row: Row, server: Server) -> dict[str, str]:
+    """Figures that the row's own conditions rule out, by metric: under what the datasheet's peaks need. Such rows had
+    their prompts in the prefix cache, or another model or card."""
+    shape, gpu, ranks = server.layout.rank(server.shape), server.gpu, row.whole("dp", 1) or 1
+    prompt, output = int(row.number("prompt_tokens") or 1), int(row.number("output_tokens") or 1)
+    fresh = max(1, round(prompt * (1 - (row.number("hit_share") or 0.0))))
+    prefill = shape.prefill_flops(fresh) / gpu.flops_per_s(shape.compute_dtype)
+    weights, kv = shape.decode_weight_bytes / gpu.bytes_per_s, shape.kv_bytes_per_token / gpu.bytes_per_s
+    found, wrong = row.measured, {}
+    at_once = max((row.whole("num_prompts") or 1) // ranks, 1) if row.cells.get("load") == "burst" else 1
+    first = prefill * (min(at_once, server.config.max_num_seqs) + 1) / 2
+    if found.get("ttft", math.inf) < SURE * first:
+        wrong["ttft"] = f"{1e3 * found['ttft']:.0f} ms, the prompts alone need {1e3 * first:.0f} ms at peak"
+    if found.get("tpot", math.inf) < SURE * weights:
+        wrong["tpot"] = f"{1e3 * found['tpot']:.2f} ms, the weights alone need {1e3 * weights:.2f} ms"
+    clients = row.number("concurrency")
+    if clients and "output" in found and row.cells.get("load") == "closed":
+        c = clients / ranks
+        floor = c * prefill + output * (weights + c * (prompt + output / 2) * kv)
+        if clients * output / found["output"] < SURE * floor:
+            took = clients * output / found["output"]
+            wrong["output"] = f"a round of {clients:g} takes {took:.2f} s, at peak {floor:.2f} s"
+    return wrong
+
+
+def setups(rows: Sequence[Row]) -> dict[tuple[str, ...], list[Row]]:
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.setup, []).append(row)
+    return found
+
+
+def gpu_of(row: Row) -> Gpu:
+    return catalog.catalog()[row.cells["gpu"]]

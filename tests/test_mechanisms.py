@@ -1,0 +1,96 @@
+"""Mechanisms of step time and host that measurements of others and an H200 showed: each by hand-worked figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from servebook.config.params import ModelParams, VllmEngine
+from servebook.hardware import catalog as hardware
+from servebook.model import reader as model
+from servebook.predictor.attention import FP8_KV_ELEMENTS_PER_S
+from servebook.predictor.experts import FEW_ROWS_BYTES_PER_S
+from servebook.predictor.parallel import Layout
+from servebook.predictor.priors import vllm_priors
+from servebook.predictor.server_limits import server
+from servebook.predictor.simulation import _ApiLoop
+from servebook.predictor.steptime import VllmTimes
+
+CARDS = hardware.catalog()
+H200 = CARDS["H200"]
+
+
+def shape(quantization=None, kv="auto", config="llama-3.1-8b"):
+    params = ModelParams(config=config, weights="dummy", quantization=quantization, kv_cache_dtype=kv)
+    return model.load_shape(params, Path("."))
+
+
+def times(s, gpu=H200, **more):
+    constants = {n: p.value for n, p in vllm_priors(s, gpu).items()}
+    return VllmTimes(s, gpu, constants, **more)
+
+
+@pytest.mark.parametrize(
+    ("version", "asynchronous"),
+    [(None, True), ("0.26.0", True), ("0.14.0", True), ("0.13.1", False), ("0.8.5+", False), ("1.2", True)],
+)
+def test_vllm_schedules_ahead_from_0_14_on(version, asynchronous):
+    s = server("v", VllmEngine(kind="vllm", max_model_len=4096), shape(), H200, {"version": version})
+    assert s.config.async_scheduling is asynchronous
+    assert s.times({n: p.value for n, p in vllm_priors(s.shape, H200).items()}).asynchronous is asynchronous
+
+
+def test_what_the_host_takes_is_a_floor_of_steps_ahead_and_is_added_to_steps_one_after_the_other():
+    s = shape()
+    ahead, after = times(s), times(s, asynchronous=False)
+    assert after.decode(64, 64_000)[0] == pytest.approx(ahead.decode(64, 64_000)[0])  # the GPU's time is the same
+    exposed = 0.7 * ahead.prepare_s + ahead.engine_sequence_s
+    assert after.per_token(128, 128) - ahead.per_token(128, 128) == pytest.approx(exposed, rel=0.01)
+    small = times(shape(config="qwen2.5-0.5b"))  # so little work that the host's share of 512 requests decides
+    assert small.decode(512, 0) == (small.prepare(512), 0.0)
+
+
+def test_an_fp8_cache_is_read_at_a_rate_of_elements_on_hopper():
+    plain, fp8 = times(shape()), times(shape(kv="fp8"))
+    assert fp8.kv_token_s == pytest.approx(65_536 / FP8_KV_ELEMENTS_PER_S)
+    assert 0.5 < fp8.kv_token_s / plain.kv_token_s < 1.0
+    slow = CARDS["A100-80GB-SXM"]
+    assert times(shape(kv="fp8"), slow).kv_token_s == pytest.approx(times(shape(), slow).kv_token_s / 2)
+
+
+def test_eight_bit_gemms_come_in_tiles_and_read_slowly_with_few_rows():
+    fp8 = times(shape("fp8"))
+    assert [fp8.weights.rows(n) for n in (1, 128, 129, 256, 257)] == [1, 128, 256, 256, 384]
+    assert [times(shape()).weights.rows(n) for n in (129, 257)] == [129, 257]
+    slow = fp8.shape.dense_read_bytes / FEW_ROWS_BYTES_PER_S
+    assert fp8.weights.read_s(17) == fp8.weights.read_s(32) == pytest.approx(slow)
+    assert fp8.weights.read_s(16) == fp8.weights.read_s(33) == fp8.weights_s < slow
+
+
+def test_large_decode_batches_run_into_the_power_cap():
+    s = shape()
+    capped, free = times(s), times(s)
+    free.decode_loss = 0.0
+    ratio = {c: sum(capped.decode(c, 320 * c)) / sum(free.decode(c, 320 * c)) for c in (1, 512)}
+    assert ratio[1] == 1.0 and 1 + 0.8 * capped.decode_loss < ratio[512] <= 1 + capped.decode_loss
+
+
+def test_all_reduces_take_one_shot_two_or_the_ring_by_size():
+    eight = Layout(8)
+    small, middle = eight.all_reduce_s(H200, 256 << 10), eight.all_reduce_s(H200, 1 << 20)
+    rate = 0.62 * 450e9
+    assert small == pytest.approx(4.5e-6 + 7 * (256 << 10) / rate)
+    assert middle == pytest.approx(7.5e-6 + 1.75 * (1 << 20) / rate)
+    assert eight.all_reduce_s(H200, 64 << 20) == pytest.approx(10e-6 + 1.75 * (64 << 20) / (1.25 * rate))
+
+
+def test_a_saturated_api_server_merges_small_steps_and_falls_behind_large_ones():
+    small, large = _ApiLoop(1e-4), _ApiLoop(1e-4)
+    # 100 tokens take 10 ms, 200 tokens 20 ms, and a step comes every 5 ms
+    late = [small.events(100, 0.005 * k) - 0.005 * k for k in range(50)]
+    assert max(late) == pytest.approx(0.010 + 0.005)  # a turn behind at most
+    late = [large.events(200, 0.005 * k) - 0.005 * k for k in range(50)]
+    assert late[-1] == pytest.approx(49 * 0.015 + 0.010)  # each step adds what it takes longer than a step
+    skipped = _ApiLoop(1e-4)
+    skipped.behind(49, 200, 0.0)
+    assert skipped.events(200, 0.005 * 49) - 0.005 * 49 == pytest.approx(late[-1])
