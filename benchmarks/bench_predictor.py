@@ -21,6 +21,7 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
+from servebook.common.predicted_point import holds
 from servebook.config import params
 from servebook.config.params import ModelParams
 from servebook.config.points import PointSpec
@@ -193,9 +194,7 @@ class Reference:
                     said, real = p["metrics"].get(metric), m.measured(metric)
                     if said is None:
                         continue
-                    if not isinstance(said, dict):
-                        said = {"value": said, "low": said, "high": said}
-                    cell = abs(said["value"] / real - 1), said["low"] <= real <= said["high"]
+                    cell = abs(said["value"] / real - 1), holds(said, real)
                     cells.setdefault((engine, group, metric), []).append(cell)
         return cells
 

@@ -102,11 +102,8 @@ def predictions(rows: list[dict]) -> dict[str, Any]:
                 | {"metrics": metrics, "wall_s": 30.0, "fits": True, "note": ""}
                 | {
                     "breakdown": {
-                        "weights_s": 0.020,
-                        "kv_s": 0.004,
-                        "compute_s": 0.003,
-                        "host_s": 0.002,
-                        "queue_s": 0.0,
+                        "tpot_s": {"weights_s": 0.020, "kv_reads_s": 0.004, "compute_s": 0.003, "host_s": 0.002},
+                        "ttft_s": {"own_prefill_s": 0.08, "weights_s": 0.020, "host_s": 0.002, "queue_s": 0.0},
                     }
                 }
             )

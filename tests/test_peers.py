@@ -23,9 +23,9 @@ def test_one_stage_a_peer_with_the_metrics_it_gives(tmp_path):
     (tmp_path / "peers.csv").write_text(HEADER + "a 1,s,e,c0002,0.5,\nb 2,s,e,c0002,,0.02\na 1,s,e,c0004,0.75,0.03\n")
     first, second = peers.read(tmp_path)
     assert first["stage"] == "a 1" and [p["metrics"] for p in first["points"]] == [
-        {"ttft_s": 0.5}, {"ttft_s": 0.75, "tpot_s": 0.03},
+        {"ttft_s": {"value": 0.5}}, {"ttft_s": {"value": 0.75}, "tpot_s": {"value": 0.03}},
     ]  # fmt: skip
-    assert second["points"] == [{"sweep": "s", "engine": "e", "point": "c0002", "metrics": {"tpot_s": 0.02}}]
+    assert second["points"] == [{"sweep": "s", "engine": "e", "point": "c0002", "metrics": {"tpot_s": {"value": 0.02}}}]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_faulty_file_is_one_line(tmp_path, text, said):
 def test_a_file_from_a_spreadsheet_and_blanks_around_cells_are_read(tmp_path):
     (tmp_path / "peers.csv").write_text("\ufeff" + HEADER.replace("\n", "\r\n") + "a 1, s ,e,c0002, 0.5 ,\r\n")
     (peer,) = peers.read(tmp_path)
-    assert peer["points"] == [{"sweep": "s", "engine": "e", "point": "c0002", "metrics": {"ttft_s": 0.5}}]
+    assert peer["points"] == [{"sweep": "s", "engine": "e", "point": "c0002", "metrics": {"ttft_s": {"value": 0.5}}}]
 
 
 def test_only_held_out_points_that_both_speak_of_are_compared():
@@ -61,7 +61,7 @@ def test_only_held_out_points_that_both_speak_of_are_compared():
                 "requests": 9, "ttft_mean_s": ttft, "verdict": "valid"}  # fmt: skip
 
     def said(name, value):
-        return {"sweep": "s", "engine": "e", "point": name, "metrics": {"ttft_s": value}}
+        return {"sweep": "s", "engine": "e", "point": name, "metrics": {"ttft_s": {"value": value}}}
 
     measured = [point("c1", 1, 1.0), point("c2", 2, 1.0), point("c4", 4, 2.0), point("c8", 8, 4.0)]
     own = {"stage": "datasheet", "points": [

@@ -94,14 +94,14 @@ def test_largest_misses_weigh_too_high_and_too_low_alike() -> None:
 @pytest.mark.parametrize(
     ("breakdown", "name"),
     [
-        ({"regime": "mixed step"}, "mixed step"),
-        ({"weights_s": 0.02, "kv_s": 0.01, "compute_s": 0.025}, "memory"),
-        ({"queue_s": 5.0, "prefill_s": 1.0}, "queue"),
+        ({"ttft_s": {"weights_s": 0.02, "kv_reads_s": 0.01, "compute_s": 0.025}}, "memory"),
+        ({"ttft_s": {"experts_s": 0.2, "compute_s": 0.1}}, "memory"),
         ({"ttft_s": {"queue_s": 5.0, "own_prefill_s": 1.0}, "tpot_s": {"host_s": 1.0}}, "queue"),
         ({"ttft_s": {"decodes_of_others_s": 0.2, "own_prefill_s": 0.1}}, "mixed step"),
         ({"ttft_s": {"links_s": 0.2, "own_prefill_s": 0.1, "power_cap_s": 0.05}}, "links"),
         ({"ttft_s": {"links_s": 0.1, "own_prefill_s": 0.08, "power_cap_s": 0.05}}, "compute"),
-        ({"steps": 17}, "unknown"),
+        ({"ttft_s": {"from a later version_s": 17.0}}, "unknown"),
+        ({}, "unknown"),
     ],
 )
 def test_regime_of_a_breakdown(breakdown: dict, name: str) -> None:

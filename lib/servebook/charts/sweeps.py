@@ -10,6 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from ..common.predicted_point import FrozenPredictions, StagePrediction, repeats_prompts
 from ..scoring import analysis, score
 from . import captions, lines, words
 from .lines import DECODE, E2E, OUTPUT, TPOT, TTFT, Data, Metric
@@ -129,12 +130,14 @@ def _by_prompts(engine: str, repeats: bool, caching: set[str]) -> str:
     return engine if engine not in caching else f"{engine}, {'same' if repeats else 'fresh'}"
 
 
-def _by_prompts_frozen(predictions: Any, sweep: str, caching: set[str]) -> Any:
+def _by_prompts_frozen(
+    predictions: FrozenPredictions | None, sweep: str, caching: set[str]
+) -> FrozenPredictions | None:
     if not predictions:
         return None
-    frozen = [
+    frozen: list[StagePrediction] = [
         {**entry, "points": [
-            {**p, "engine": _by_prompts(p["engine"], p["point"].startswith("same-"), caching)} for p in entry["points"]
+            {**p, "engine": _by_prompts(p["engine"], repeats_prompts(p), caching)} for p in entry["points"]
             if p["sweep"] == sweep
         ]}
         for entry in predictions["frozen"]

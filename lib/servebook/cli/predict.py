@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable
 from typing import Any
 
 from ..charts import words
 from ..common.measured_point import MeasuredPoint, Metric
+from ..common.predicted_point import PredictedPoint, PredictedValue, holds, interval
 from ..predictor import predict
 from ..run.book import Book, find_params
 from ..run_folder import published
@@ -31,22 +33,21 @@ def main(params_path: str, calibration: str | None, *, as_json: bool) -> int:
         measured, facts = published.read(find_params(calibration))
         prediction = predict.predict_published(book.params, book.shape, book.gpu, measured, facts)
     if as_json:
-        prediction["scored"] = errors(prediction["points"], measured)
-        print(json.dumps({k: v for k, v in prediction.items() if k != "inputs"}, indent=1))
+        shown = {k: v for k, v in prediction.items() if k != "inputs"}
+        print(json.dumps(shown | {"scored": errors(prediction["points"], measured)}, indent=1))
     else:
         print(text(prediction["points"], measured))
     return 0
 
 
-def errors(predicted: Iterable[Mapping[str, Any]], measured: Iterable[MeasuredPoint]) -> list[dict[str, Any]]:
+def errors(predicted: Iterable[PredictedPoint], measured: Iterable[MeasuredPoint]) -> list[dict[str, Any]]:
     """Mean and largest |error| and the share inside the interval, by engine and metric, over the points at C > 1."""
     found: dict[tuple[str, Metric], list[tuple[float, bool]]] = {}
     for p, m in zip(predicted, measured, strict=False):
         for metric in SHOWN:
             said, seen = (p["metrics"] or {}).get(metric), m.measured(metric)
             if said and seen and (p["concurrency"] or 2) > 1:
-                inside = said["low"] <= seen <= said["high"]
-                found.setdefault((p["engine"], metric), []).append((abs(said["value"] / seen - 1), inside))
+                found.setdefault((p["engine"], metric), []).append((abs(said["value"] / seen - 1), holds(said, seen)))
     return [
         {
             "engine": engine,
@@ -60,7 +61,7 @@ def errors(predicted: Iterable[Mapping[str, Any]], measured: Iterable[MeasuredPo
     ]
 
 
-def text(predicted: list[dict[str, Any]], measured: list[MeasuredPoint]) -> str:
+def text(predicted: list[PredictedPoint], measured: list[MeasuredPoint]) -> str:
     """A table with a line a point: predicted with its 80 % interval; where points were measured, predicted beside
     measured with the error, marked * where the measured value lies outside the interval."""
     # the posts' tables tell the decode rate or the output rate
@@ -94,9 +95,9 @@ def _predicted_head(metric: Metric) -> str:
     return f"{SHOWN[metric][1]:>14}  {'80 % interval':<16}"
 
 
-def _predicted(metric: Metric, said: Mapping[str, float], _: MeasuredPoint | None) -> str:
+def _predicted(metric: Metric, said: PredictedValue, _: MeasuredPoint | None) -> str:
     scale = SHOWN[metric][0]
-    low, high = (words.number(said[k] * scale) for k in ("low", "high"))
+    low, high = (words.number(v * scale) for v in interval(said) or (math.nan, math.nan))
     return f"{words.number(said['value'] * scale):>14}  {f'{low} to {high}':<16}"
 
 
@@ -104,10 +105,10 @@ def _compared_head(metric: Metric) -> str:
     return f"{SHOWN[metric][1]:>14}{'measured':>10}{'error':>8} "
 
 
-def _compared(metric: Metric, said: Mapping[str, float], seen: MeasuredPoint | None) -> str:
+def _compared(metric: Metric, said: PredictedValue, seen: MeasuredPoint | None) -> str:
     scale, _ = SHOWN[metric]
     value, found = said["value"], seen.measured(metric) if seen else None
     if not found:
         return f"{words.number(value * scale):>14}{'–':>10}{'':>8} "
-    mark = " " if said["low"] <= found <= said["high"] else "*"
+    mark = " " if holds(said, found) else "*"
     return f"{words.number(value * scale):>14}{words.number(found * scale):>10}{value / found - 1:>+8.1%}{mark}"

@@ -8,13 +8,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args, get_type_hints
 
 from .reasons import Reason, Verdict, stored_reason
 
 Number = float | None
 # What is predicted of a point and scored: means of latencies, and rates
 Metric = Literal["ttft_s", "tpot_s", "e2e_s", "output_tok_per_s", "decode_tok_per_s", "request_rate_per_s"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
 PointKey = tuple[str, str, str]  # (sweep, engine, point_id): what names a point in a run
 POINT_KEY = ("sweep", "engine", "point")  # the columns that hold it
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ..charts import lab_html, waterfall_svg, words
-from ..common.measured_point import MeasuredPoint
+from ..common.measured_point import MeasuredPoint, Metric
+from ..common.predicted_point import PredictedPoint, interval
 from ..scoring import analysis
 from . import forecasters
 from .setting import Setting
@@ -34,7 +35,7 @@ class Forecast(Answer):
     """What a load is predicted to give. Seconds, tokens/s, requests/s; None where it is not served (see `note`)."""
 
     setting: Setting
-    point: Mapping[str, Any] = field(repr=False)  # as in predictions.json; no low and high where it was a glance
+    point: PredictedPoint = field(repr=False)  # as in predictions.json; no low and high where it was a glance
     met_share: float | None = field(repr=False)  # of the requests, within the service level
     kv_tokens: int = field(repr=False)  # the KV cache's size
     how: str = field(repr=False, default="")
@@ -50,14 +51,15 @@ class Forecast(Answer):
     def note(self) -> str | None:
         return self.point.get("note")
 
-    def value(self, metric: str) -> float | None:
+    def value(self, metric: Metric) -> float | None:
         """The value of one of ttft_s, tpot_s, e2e_s, output_tok_per_s, decode_tok_per_s, request_rate_per_s."""
-        return (self.point["metrics"].get(metric) or {}).get("value")
+        said = self.point["metrics"].get(metric)
+        return said["value"] if said else None
 
-    def interval(self, metric: str) -> tuple[float, float] | None:
+    def interval(self, metric: Metric) -> tuple[float, float] | None:
         """The 80 % interval of such a metric."""
         said = self.point["metrics"].get(metric)
-        return (said["low"], said["high"]) if said and "low" in said else None
+        return interval(said) if said else None
 
     @property
     def ttft_s(self) -> float | None:
@@ -102,7 +104,7 @@ class Forecast(Answer):
         """Where the time of an output token and of the first token goes: {"TPOT": [(label, seconds)], "TTFT": ...}."""
         if not self.fits:
             return {}
-        found = {
+        found: dict[Literal["TPOT", "TTFT"], list[tuple[str, float]]] = {
             "TPOT": [(label, seconds) for label, seconds in self.point["waterfall"]],
             "TTFT": analysis.first_token_parts(self.point["breakdown"].get("ttft_s") or {}),
         }
@@ -113,7 +115,7 @@ class Forecast(Answer):
         if not self.fits:
             return f'{_head(self.setting)}<p class="bad">{lab_html.text(self.note)}</p>'
         drawn = "".join(
-            waterfall_svg.waterfall(parts, what=metric, total=self.value(f"{metric.lower()}_s") or 0.0)
+            waterfall_svg.waterfall(parts, what=metric, total=(self.ttft_s if metric == "TTFT" else self.tpot_s) or 0.0)
             for metric, parts in self.waterfalls().items()
         )
         notes = "".join(f'<p class="soft">{lab_html.text(n)}</p>' for n in (self.note, self.how) if n)
@@ -145,7 +147,7 @@ class Forecast(Answer):
             ),
         ]
 
-    def _range(self, metric: str, unit: str) -> str:
+    def _range(self, metric: Metric, unit: str) -> str:
         if (span := self.interval(metric)) is None:
             return "…"
         low, high = span

@@ -15,6 +15,7 @@ from ..charts import lab_html, style
 from ..common import files
 from ..common.errors import ServebookError
 from ..common.measured_point import MeasuredPoint
+from ..common.predicted_point import PredictedPoint
 from ..scoring import score
 from . import comparable, forecasters, runs
 from .answers import Answer
@@ -33,7 +34,7 @@ class Curve(Answer):
     setting: Setting
     sweep: str
     kind: str  # concurrency, prompt_length or arrival_rate
-    predicted: list[dict[str, Any]] = field(repr=False)
+    predicted: list[PredictedPoint] = field(repr=False)
     measured: list[MeasuredPoint] = field(repr=False)
     run: str | None = None  # that measured the points
     note: str = ""  # what does not compare, and why

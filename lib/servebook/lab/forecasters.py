@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..common.errors import ServebookError
+from ..common.predicted_point import PredictedPoint, PredictedValue, interval
 from ..config.params import HardwareParams, Load, ModelParams, NaiveEngine, RunParams, VllmEngine
 from ..config.points import PointSpec
 from ..predictor import server_limits
@@ -30,21 +31,20 @@ def of(s: Setting) -> Forecaster:
     return _forecaster(_server_of(s), _version(s))
 
 
-def point(s: Setting, spec: PointSpec, hit_share: float = 0.0) -> dict[str, Any]:
+def point(s: Setting, spec: PointSpec, hit_share: float = 0.0) -> PredictedPoint:
     """A predicted point of the setting's server: simulated once, whoever asks for it. Its interval is wider where the
     setting changes a type that the constants were learned with."""
     own = replace(spec, sweep="explore", engine="vllm", point="")
-    found = {**_point(_server_of(s), _version(s), own, hit_share), **{k: getattr(spec, k) for k in PLACE}}
+    found = _point(_server_of(s), _version(s), own, hit_share).copy()
+    found["sweep"], found["engine"], found["point"] = spec.sweep, spec.engine, spec.point
     if not (extra := type_change(s)):
         return found
-    metrics = {}
-    for name, m in found["metrics"].items():
-        metrics[name] = {"value": m["value"], **_widened(m, extra)}
-    return {**found, "metrics": metrics}
+    found["metrics"] = {name: _widened(m, extra) for name, m in found["metrics"].items()}
+    return found
 
 
 @lru_cache(maxsize=1024)
-def _point(server: Setting, version: int, spec: PointSpec, hit_share: float) -> dict[str, Any]:
+def _point(server: Setting, version: int, spec: PointSpec, hit_share: float) -> PredictedPoint:
     return _forecaster(server, version).point(spec, hit_share)
 
 
@@ -60,12 +60,12 @@ def _version(s: Setting) -> int:
     return runs.load(s.run).version if s.run else 0
 
 
-def _widened(m: Mapping[str, float], sd: float) -> dict[str, float]:
-    value = m["value"]
-    if not 0 < m["low"] <= value:
-        return {"low": m["low"], "high": m["high"]}
-    half = math.hypot(math.log(m["high"] / m["low"]) / 2, Z80 * sd)
-    return {"low": value * math.exp(-half), "high": value * math.exp(half)}
+def _widened(m: PredictedValue, sd: float) -> PredictedValue:
+    value, span = m["value"], interval(m)
+    if span is None or not 0 < span[0] <= value:
+        return m
+    half = math.hypot(math.log(span[1] / span[0]) / 2, Z80 * sd)
+    return {"value": value, "low": value * math.exp(-half), "high": value * math.exp(half)}
 
 
 def learns_from(s: Setting) -> runs.Run | None:

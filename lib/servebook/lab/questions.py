@@ -10,7 +10,7 @@ from .. import model as models
 from ..common.errors import ServebookError
 from ..hardware import catalog as hardware
 from ..predictor import capacity, explain
-from ..predictor.predict import Forecaster
+from ..predictor.predict import Forecaster, unserved
 from ..predictor.scenario import Outcome, Scenario, whole_rounds
 from . import comparable, forecasters, runs
 from .answers import Forecast, SideBySide
@@ -45,7 +45,7 @@ def glance(model: str | Setting | None = None, **settings: Any) -> Forecast:
     s = setting_from(model, settings)
     f, spec = forecasters.of(s), s.spec()
     refusal = f.server.refuses(s.prompt_tokens, s.output_tokens) or f.overload(spec)
-    point: dict[str, Any] = {"metrics": {}, "fits": False, "note": refusal}
+    point = unserved(spec, refusal)
     if refusal:
         return Forecast(s, point, None, _kv_tokens(f))
     scenario = Scenario(f.server, spec, f.load, running_gauge=f.running_gauge)
@@ -56,10 +56,9 @@ def glance(model: str | Setting | None = None, **settings: Any) -> Forecast:
         tokens = outcome.output_tok_per_s * s.rate_per_s / outcome.request_rate_per_s
         outcome = replace(outcome, request_rate_per_s=s.rate_per_s, output_tok_per_s=tokens)
     parts = explain.breakdown(scenario, f.best, outcome, result)
-    point |= {
-        "metrics": {m: {"value": getattr(outcome, m)} for m in Outcome.METRICS}, "fits": True, "breakdown": parts,
-        "waterfall": explain.waterfall(f.best, parts["tpot_s"]), "running_mean": outcome.running_mean,
-    }  # fmt: skip
+    point["metrics"] = {m: {"value": getattr(outcome, m)} for m in Outcome.METRICS}
+    point["fits"], point["breakdown"], point["running_mean"] = True, parts, outcome.running_mean
+    point["waterfall"] = [list(step) for step in explain.waterfall(f.best, parts["tpot_s"])]
     how = f"Quick estimate while you turn: one simulation of {count:,} requests. The prediction follows when you stop."
     return Forecast(s, point, capacity.met_share(result, s.slo), _kv_tokens(f), how)
 
@@ -145,7 +144,8 @@ def _tried(s: Setting, changes: Mapping[str, Any]) -> Forecast:
     try:
         return forecast(changed(s, changes))
     except ServebookError as error:
-        return Forecast(s.but(**changes), {"metrics": {}, "fits": False, "note": error.line()}, None, 0)
+        other = s.but(**changes)
+        return Forecast(other, unserved(s.spec(), error.line()), None, 0)
 
 
 def _side_by_side(forecasts: dict[str, Forecast]) -> SideBySide:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..common.predicted_point import PredictedPoint
 from ..config.params import Engine, HardwareParams, Load, ModelParams, RunParams
 from ..config.points import PointSpec
 from ..config.workloads import Workload
@@ -24,7 +25,7 @@ def predict_load(
     seed: int = 1,
     jitter_s: float = 0.0,
     **load: Any,
-) -> dict[str, Any]:
+) -> PredictedPoint:
     """The predicted point (see Forecaster.point): means under `metrics`, p50, p90 and p99 of TTFT, TPOT and end-to-end
     latency under `percentiles`, each with its 80 % interval.
 

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from ..common.measured_point import MeasuredPoint
+from ..common.predicted_point import PredictedPoint
 from ..config.params import BatchingEngine, Engine, RunParams
 from ..hardware.catalog import Gpu
 from ..model.reader import ModelShape
@@ -151,12 +152,12 @@ def author_points(
     shape: ModelShape,
     rates: Mapping[str, roofline.Rates],
     facts: Mapping[str, Mapping[str, Any]] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[PredictedPoint]:
     """Post 2's closed form for every concurrency point, as predicted points: the baseline that is scored beside ours.
 
     rates: engine → rates, from the datasheet before anything is measured, else from the engine's first C = 1 point.
     """
-    predicted = []
+    predicted: list[PredictedPoint] = []
     for sweep, s in params.sweeps.items():
         if s.kind != "concurrency":
             continue

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..common.predicted_point import CAUSES, Latency, Parts
 from .scenario import Outcome, Scenario
 from .server_limits import Times
 from .simulation import LogEntry, Result
 from .steptime import NaiveTimes, VllmTimes
 
-Parts = dict[str, float]
 PART_FLOOR_S = 1e-9  # below it a part is rounding
 
 
-def breakdown(scenario: Scenario, times: Times, outcome: Outcome, result: Result) -> dict[str, Parts]:
+def breakdown(scenario: Scenario, times: Times, outcome: Outcome, result: Result) -> dict[Latency, Parts]:
     """{"tpot_s": parts, "ttft_s": parts}; each sums to the outcome's mean. result: one of its seeds, with log=True."""
     if isinstance(times, NaiveTimes):
         parts = _naive(scenario, times, result)
@@ -106,7 +106,7 @@ def _first_token(times: VllmTimes, result: Result) -> Parts:
     return {n: v / len(measured) for n, v in total.items()}
 
 
-def _naive(scenario: Scenario, times: NaiveTimes, result: Result) -> dict[str, Parts]:
+def _naive(scenario: Scenario, times: NaiveTimes, result: Result) -> dict[Latency, Parts]:
     prompt, output = scenario.spec.prompt_tokens, scenario.spec.output_tokens
     attention = times.prefill_attention(0, prompt)
     first = {
@@ -120,27 +120,6 @@ def _naive(scenario: Scenario, times: NaiveTimes, result: Result) -> dict[str, P
     return {"tpot_s": token, "ttft_s": first}
 
 
-LABELS = {
-    "weights_s": "reading weights",
-    "experts_s": "reading experts",
-    "kv_reads_s": "reading KV",
-    "states_s": "recurrent states",
-    "kv_recopy_s": "KV recopy",
-    "compute_s": "GEMMs not hidden",
-    "prefill_of_others_s": "prefill of others",
-    "mixed_attention_s": "mixed-step attention",
-    "own_prefill_s": "own prefill",
-    "decodes_of_others_s": "decodes of others",
-    "host_s": "host",
-    "launch_s": "host launching",
-    "power_cap_s": "power cap",
-    "links_s": "GPUs talking to each other",
-    "queue_s": "queue",
-    "front_end_s": "front end",
-    "waiting_s": "waiting",
-}
-
-
 def waterfall(times: Times, parts: Parts) -> list[tuple[str, float]]:
     """TPOT from "roofline says" to the prediction: [(label, seconds)], the first the start, summing to the prediction.
 
@@ -150,5 +129,5 @@ def waterfall(times: Times, parts: Parts) -> list[tuple[str, float]]:
     reads = sum(parts.get(n, 0.0) for n in read)
     share = times.constants["bandwidth_share"]
     steps = [("roofline says", reads * share), ("bandwidth reached", reads * (1 - share))]
-    rest = [(LABELS[n], v) for n, v in parts.items() if n not in read and v]
+    rest = [(CAUSES[n][0], v) for n, v in parts.items() if n not in read and v]
     return [step for step in steps if step[1] > 0] + sorted(rest, key=lambda p: -p[1])

@@ -13,10 +13,11 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from ..common.errors import ServebookError
 from ..common.measured_point import MeasuredPoint
+from ..common.predicted_point import PredictedPoint, PredictedValue, Prediction
 from ..config.params import ArrivalRateSweep, BatchingEngine, Load, NaiveEngine, RunParams
 from ..config.points import PointSpec, RepeatedPoint
 from ..hardware.catalog import Gpu
@@ -81,21 +82,17 @@ class Forecaster:
                 constants["layer_launch_s"] *= math.exp(noise)
         return draws
 
-    def point(self, spec: PointSpec, hit_share: float = 0.0, cached_prompts: int = 0) -> dict[str, Any]:
-        """The predicted point (schema in the README); fits False and no figures where the server cannot serve it, or
+    def point(self, spec: PointSpec, hit_share: float = 0.0, cached_prompts: int = 0) -> PredictedPoint:
+        """The predicted point; fits False and no figures where the server cannot serve it, or
         not at that rate.
         hit_share, cached_prompts: what of its prompts the prefix cache holds (see Scenario)."""
-        key = ("sweep", "engine", "point", "kind", "concurrency", "rate_per_s", "prompt_tokens", "output_tokens")
-        out: dict[str, Any] = {k: getattr(spec, k) for k in key}
-        if spec.workload is not None or spec.requests is not None:
-            out |= {"workload": spec.workload_name or None, "requests": spec.requests}
+        out = _asked(spec)
         longest = spec.workload.longest_tokens() if spec.workload else (spec.prompt_tokens, spec.output_tokens)
         refusal = self.server.refuses(*longest)
         if refusal:
-            return out | {"metrics": {}, "wall_s": 0.0, "breakdown": {}, "fits": False, "note": refusal}
+            return unserved(spec, refusal)
         if overload := self.overload(spec):
-            wall_s = self.load.max_seconds
-            return out | {"metrics": {}, "wall_s": wall_s, "breakdown": {}, "fits": False, "note": overload}
+            return unserved(spec, overload, self.load.max_seconds)
         scenario = Scenario(self.server, spec, self.load, hit_share, self.running_gauge, cached_prompts)
         count, first, expected = self._requests(scenario)
         each = spec.requests or count or 1
@@ -111,7 +108,8 @@ class Forecaster:
             tokens = central.output_tok_per_s * spec.rate_per_s / central.request_rate_per_s
             central = replace(central, request_rate_per_s=spec.rate_per_s, output_tok_per_s=tokens)
         parts = explain.breakdown(scenario, self.best, central, first)
-        return out | {
+        return {
+            **out,
             "metrics": {m: self._interval(m, getattr(central, m), drawn, spec) for m in Outcome.METRICS},
             "percentiles": self._percentiles(central, drawn, spec),
             "ttft_p99_s": central.ttft_p99_s,
@@ -172,7 +170,9 @@ class Forecaster:
             notes.append(f"{found:.0%} of its prompts are expected in the prefix cache")
         return notes
 
-    def _percentiles(self, central: Outcome, drawn: Sequence[Outcome], spec: PointSpec) -> dict[str, Any]:
+    def _percentiles(
+        self, central: Outcome, drawn: Sequence[Outcome], spec: PointSpec
+    ) -> dict[str, dict[str, PredictedValue]]:
         """Each latency's percentiles over requests, with their intervals."""
         return {
             latency: {
@@ -182,10 +182,10 @@ class Forecaster:
             for latency, found in central.spread.items()
         }
 
-    def _interval(self, metric: str, value: float, drawn: Sequence[Outcome], spec: PointSpec) -> dict[str, float]:
+    def _interval(self, metric: str, value: float, drawn: Sequence[Outcome], spec: PointSpec) -> PredictedValue:
         return self._span(metric, value, [getattr(o, metric) for o in drawn], spec)
 
-    def _span(self, metric: str, value: float, drawn: Sequence[float], spec: PointSpec) -> dict[str, float]:
+    def _span(self, metric: str, value: float, drawn: Sequence[float], spec: PointSpec) -> PredictedValue:
         values = [v for v in drawn if v > 0 and math.isfinite(v)]
         if not values or not value > 0:
             return {"value": value, "low": value, "high": value}
@@ -266,7 +266,7 @@ def predict_run(
     engines: Sequence[str] | None = None,
     capacity_per_s: Mapping[str, float] | None = None,
     n_samples: int = SAMPLES,
-) -> dict[str, Any]:
+) -> Prediction:
     """Predict every point of the run, for all engines or those named.
 
     facts: {engine: what it said of itself}. calibration: measured C = 1 points, which each engine learns from.
@@ -274,7 +274,7 @@ def predict_run(
     {"points": [...], "constants": {engine: ...}, "capacity_per_s": {"sweep/engine": requests/s that shares are of},
     "servers": {engine: limits}, "inputs": what all of it follows from}.
     """
-    out: dict[str, Any] = {"points": [], "constants": {}, "capacity_per_s": {}, "servers": {}}
+    out: Prediction = {"points": [], "constants": {}, "capacity_per_s": {}, "servers": {}}
     for name in engines or params.engines:
         measured = [p for p in calibration or () if p.engine == name]
         f = forecaster(params, name, shape, gpu, facts=(facts or {}).get(name), measured=measured, samples=n_samples)
@@ -309,7 +309,7 @@ def predict_published(
     facts: Mapping[str, Any] | None = None,
     *,
     n_samples: int = SAMPLES,
-) -> dict[str, Any]:
+) -> Prediction:
     """Predict points that somebody measured, learning from those at C = 1 only. facts: {"engines": {name: …}} or
     {name: …}. A point's cache_hit_share is taken as the share of its prompts that the prefix cache held. Points come
     back in the order given."""
@@ -318,8 +318,8 @@ def predict_published(
     jitter = 0.0 if client.get("client") == "vllm bench serve" else client.get("jitter_s", PUBLISHED_JITTER_S)
     theirs = {"jitter_s": float(jitter), "max_seconds": 1e6}  # nobody says when they stopped
     params = params.model_copy(update={"load": params.load.model_copy(update=theirs)})
-    out: dict[str, Any] = {"points": [], "constants": {}, "capacity_per_s": {}, "servers": {}}
-    predicted: dict[int, dict[str, Any]] = {}
+    out: Prediction = {"points": [], "constants": {}, "capacity_per_s": {}, "servers": {}}
+    predicted: dict[int, PredictedPoint] = {}
     for name in dict.fromkeys(p.engine for p in measured):
         if name not in params.engines:
             raise ServebookError(
@@ -351,9 +351,33 @@ def _still_cached(s: Server, spec: PointSpec, sent: Mapping[str, int]) -> int:
     return min(sent.get(spec.prompt_set, 0), s.kv_tokens // (spec.prompt_tokens + spec.output_tokens))
 
 
-def _content(spec: PointSpec, central: Outcome, first: Result) -> dict[str, Any]:
+def _asked(spec: PointSpec) -> PredictedPoint:
+    """A predicted point of which nothing but the load is known."""
+    out: PredictedPoint = {
+        "sweep": spec.sweep, "engine": spec.engine, "point": spec.point, "kind": spec.kind,
+        "concurrency": spec.concurrency, "rate_per_s": spec.rate_per_s, "prompt_tokens": spec.prompt_tokens,
+        "output_tokens": spec.output_tokens, "metrics": {},
+    }  # fmt: skip
+    if isinstance(spec, RepeatedPoint):
+        out["repeats_prompts"] = True
+    if spec.workload is not None or spec.requests is not None:
+        out["workload"], out["requests"] = spec.workload_name or None, spec.requests
+    return out
+
+
+def unserved(spec: PointSpec, why: str | None, wall_s: float = 0.0) -> PredictedPoint:
+    """A point without figures, and why."""
+    return {**_asked(spec), "wall_s": wall_s, "breakdown": {}, "fits": False, "note": why}
+
+
+class _Content(TypedDict, total=False):
+    hit_share: float
+    series: Any
+
+
+def _content(spec: PointSpec, central: Outcome, first: Result) -> _Content:
     """What of a point only workloads and finite runs have: hits in the prefix cache, and the course over time."""
-    out: dict[str, Any] = {}
+    out: _Content = {}
     if spec.workload is not None and spec.workload.repeats:
         out["hit_share"] = central.hit_share
     if spec.requests is not None:

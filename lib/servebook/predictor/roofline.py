@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from ..common.errors import ServebookError
+from ..common.measured_point import Metric
 from ..model.reader import ModelShape
 
 INCONSISTENCIES = Path(__file__).with_name("post_inconsistencies.yaml")
@@ -201,7 +202,7 @@ def author_style(
     concurrency: int,
     max_num_batched_tokens: int = 2048,
     kv_tokens: int | None = None,
-) -> dict[str, float]:
+) -> dict[Metric, float]:
     """Post 2's closed-form prediction of one closed-loop point: the baseline that better predictions must beat.
 
     engine: "vllm" or "naive". kv_tokens: size of the KV pool (None: no limit). Returns ttft_s, tpot_s,

@@ -15,6 +15,7 @@ from ..charts import words
 from ..common import files, stats
 from ..common.errors import ServebookError
 from ..common.measured_point import MeasuredPoint
+from ..common.predicted_point import StagePrediction
 from ..config.points import CALIBRATION
 from ..run_folder import results
 from ..scoring import score, standing
@@ -104,10 +105,10 @@ def _long(runs: dict[str, dict[str, Any]]) -> pd.DataFrame:
 
 def _as_engines(
     runs: dict[str, dict[str, Any]], engine: str, workload: str
-) -> tuple[list[MeasuredPoint], list[dict[str, Any]]]:
+) -> tuple[list[MeasuredPoint], list[StagePrediction]]:
     """One engine's points and predictions with the run in the engine's place, as the charts draw them."""
     points: list[MeasuredPoint] = []
-    frozen: list[dict[str, Any]] = []
+    frozen: list[StagePrediction] = []
     sweep = f"{engine}-{workload}"
     for name, run in runs.items():
         kept = {}

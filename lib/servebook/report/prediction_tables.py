@@ -9,10 +9,12 @@ from typing import Any
 import pandas as pd
 
 from ..charts import words
+from ..common.measured_point import Metric
+from ..common.predicted_point import StagePrediction, interval, repeats_prompts
 from ..predictor.roofline import ridge_flop_per_byte
 from .markup import Html, box, columns, esc, notes_box, place, table, with_range
 
-PREDICTED = {
+PREDICTED: dict[str, tuple[Metric, str]] = {
     "TTFT": ("ttft_s", "s"),
     "TPOT": ("tpot_s", "s"),
     "Decode tok/s": ("decode_tok_per_s", ""),
@@ -139,23 +141,20 @@ def inconsistency_table(frame: pd.DataFrame) -> Html:
 
 
 def prediction_table(
-    entries: Mapping[str, Any] | Sequence[Mapping[str, Any]], caption: str = "Predicted, with the 80 % interval"
+    entries: StagePrediction | Sequence[StagePrediction], caption: str = "Predicted, with the 80 % interval"
 ) -> Html:
     """Every predicted point of one or several frozen entries; a point that does not fit says so instead of a number."""
-    entries = [entries] if isinstance(entries, Mapping) else list(entries)
+    stages: list[StagePrediction] = [entries] if isinstance(entries, Mapping) else list(entries)
     cells: dict[str, list[Any]] = {n: [] for n in ("Sweep", "Engine", "Load", *PREDICTED)}
-    for p in (p for e in entries for p in e["points"]):
+    for p in (p for e in stages for p in e["points"]):
         cells["Sweep"].append(p["sweep"])
         cells["Engine"].append(p["engine"])
-        cells["Load"].append(
-            place(pd.Series({"kind": None, "repeats_prompts": str(p["point"]).startswith("same-")} | dict(p)))
-        )
+        cells["Load"].append(place(pd.Series({"kind": None} | dict(p) | {"repeats_prompts": repeats_prompts(p)})))
         fits = p.get("fits", True)
         for name, (metric, unit) in PREDICTED.items():
-            m = (p.get("metrics") or {}).get(metric) if fits else None
-            value, low, high = (
-                float("nan") if m is None or m.get(k) is None else float(m[k]) for k in ("value", "low", "high")
-            )
+            m = p["metrics"].get(metric) if fits else None
+            value = math.nan if m is None or m["value"] is None else float(m["value"])
+            low, high = (m and interval(m)) or (math.nan, math.nan)
             missing = p.get("note") if name == "TTFT" and not fits else None
             cells[name].append(missing if math.isnan(value) else with_range(value, low, high, unit))
     return table(columns(cells), caption, right=list(PREDICTED))

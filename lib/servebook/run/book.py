@@ -15,6 +15,7 @@ from ..common import files
 from ..common.errors import ServebookError
 from ..common.files import ROOT
 from ..common.measured_point import MeasuredPoint
+from ..common.predicted_point import StagePrediction
 from ..config import params, points
 from ..predictor import predict
 from ..run_folder import frozen_predictions
@@ -129,7 +130,7 @@ class Book(WorkingRun):
 
     # --- predictions --------------------------------------------------------------------------------------------
 
-    def predict(self, engine: str | None = None) -> dict[str, Any]:
+    def predict(self, engine: str | None = None) -> StagePrediction:
         """Predict and freeze: before anything is measured (no engine), or for one engine after its C = 1 points.
 
         Returns what stands in ink: points that are measured keep what was frozen before they were.
@@ -145,7 +146,7 @@ class Book(WorkingRun):
         try:
             prediction = predict.predict_run(self.params, self.shape, self.gpu, calibration=learned, **asked)
         except ServebookError as error:
-            if not learned:
+            if engine is None or not learned:
                 raise
             # a host that was busy with something else costs what its C = 1 points would have taught, not the run
             prediction = predict.predict_run(self.params, self.shape, self.gpu, **asked)
@@ -190,7 +191,7 @@ class ToldAgain(Book):
         """The checks of the machine that measured, [] where none were kept."""
         return [Check(**c) for c in files.read_json(self.dir / self.PREFLIGHT) or []]
 
-    def predict(self, engine: str | None = None) -> dict[str, Any]:
+    def predict(self, engine: str | None = None) -> StagePrediction:
         """What stands in ink."""
         stage = "datasheet" if engine is None else f"calibrated:{engine}"
         if (entry := self.frozen(stage)) is None:

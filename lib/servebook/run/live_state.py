@@ -75,11 +75,12 @@ class Follower:
 
     def _left(self, left: Sequence[PointSpec]) -> float | None:
         """Seconds of measuring by the frozen predictions."""
-        walls = [wall for s in left if (wall := (self.predicted.get(s.point) or {}).get("wall_s")) is not None]
+        known = [self.predicted[s.point] for s in left if s.point in self.predicted]
+        walls = [p["wall_s"] for p in known if "wall_s" in p]
         if not walls or len(walls) < len(left):
             return None
         spent = time.monotonic() - self._now_began if self._now else 0.0
-        return float(max(walls[0] - spent, 0.0) + sum(walls[1:]))
+        return max(walls[0] - spent, 0.0) + sum(walls[1:])
 
     def _complete(self, spec: PointSpec) -> bool:
         if spec.point not in self._points:

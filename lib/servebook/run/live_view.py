@@ -9,11 +9,13 @@ import math
 from collections.abc import Sequence
 
 from ..charts import lab_html, words
+from ..common.measured_point import Metric
+from ..common.predicted_point import interval
 from ..config.points import PointSpec
 from .live_state import Follower, State
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 380, 150, 58, 24, 10
-NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT"}
+NAMES: dict[Metric, str] = {"ttft_s": "TTFT", "tpot_s": "TPOT"}
 
 
 def progress(follower: Follower, state: State, lines: Sequence[str]) -> lab_html.Page:
@@ -40,11 +42,12 @@ def progress(follower: Follower, state: State, lines: Sequence[str]) -> lab_html
 def _now(follower: Follower, state: State) -> str:
     if state.now is None:
         return state.said if follower.engine_is_up else f"starting {follower.engine}, or joining the one that runs"
-    said = (follower.predicted.get(state.now.point) or {}).get("metrics") or {}
+    point = follower.predicted.get(state.now.point)
     parts = []
     for metric, name in NAMES.items():
         if (value := state.means.get(metric)) is not None:
-            predicted = (said.get(metric) or {}).get("value")
+            said = point["metrics"].get(metric) if point else None
+            predicted = said["value"] if said else None
             parts.append(
                 f"{name} {words.seconds(value)}" + (f" (predicted {words.seconds(predicted)})" if predicted else "")
             )
@@ -69,14 +72,14 @@ def _tick(spec: PointSpec) -> str:
     return f"{spec.prompt_tokens:,}" if spec.kind in ("prompt_length", "calibration") else f"{spec.concurrency}"
 
 
-def _plot(follower: Follower, state: State, metric: str) -> str:
+def _plot(follower: Follower, state: State, metric: Metric) -> str:
     """One metric over the sweep's points: predicted dashed, measured solid, the point of the moment hollow."""
     specs = follower.specs
     place = {s.point: i for i, s in enumerate(specs)}
     said = [
-        (place[p], m["value"], m["low"], m["high"])
+        (place[p], m["value"], *span)
         for p, entry in follower.predicted.items()
-        if p in place and (m := (entry.get("metrics") or {}).get(metric)) and m["value"]
+        if p in place and (m := entry["metrics"].get(metric)) and m["value"] and (span := interval(m))
     ]
     seen = [(place[s.point], v) for s, means in state.done if (v := means.get(metric))]
     live = (place[state.now.point], state.means.get(metric)) if state.now else None

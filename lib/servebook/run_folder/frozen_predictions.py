@@ -7,20 +7,22 @@ holds only points that were not measured then, so of a point's predictions the n
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from ..common import files
+from ..common.measured_point import PointKey
+from ..common.predicted_point import PredictedPoint, Prediction, StagePrediction
 from ..config.points import CALIBRATION
-from ..scoring.standing import Key, key, of_stage
+from ..scoring.standing import key, of_stage
 from . import provenance
 
 
 def freeze(
-    run_dir: Path, stage: str, prediction: Mapping[str, Any], measured: Collection[Key] | None = None
-) -> dict[str, Any]:
+    run_dir: Path, stage: str, prediction: Prediction, measured: Collection[PointKey] | None = None
+) -> StagePrediction:
     """Write a prediction into predictions.json; returns the stage's standing entry (see above).
 
     stage: "datasheet" or "calibrated:<engine>". As long as no point that the stage predicts is measured (for a
@@ -33,11 +35,11 @@ def freeze(
     stored = files.read_json(path) or {"frozen": []}
     before = of_stage(stored["frozen"], stage)
     digest = provenance.sha256(prediction["inputs"])
-    if before is not None and before["inputs_sha256"] == digest:
+    if before is not None and before.get("inputs_sha256") == digest:
         return before
     seen = _measured(run_dir)
     overtaken = any(_held_out(k, stage) for k in seen)
-    predicted: Sequence[Any] = _finite(prediction["points"])
+    predicted: list[PredictedPoint] = _finite(prediction["points"])
     additional = overtaken and before is not None
     if before is not None and additional:
         known = {key(p): p for p in before["points"]}
@@ -45,7 +47,7 @@ def freeze(
         predicted = [p for p in predicted if key(p) not in seen and known.get(key(p)) != p]
         if not predicted:
             return before
-    entry: dict[str, Any] = {
+    entry: StagePrediction = {
         "stage": stage,
         "time_utc": provenance.now_utc(),
         "inputs_sha256": digest,
@@ -69,13 +71,13 @@ def capacity_in_ink(run_dir: Path, stage: str) -> dict[str, float]:
     return dict(before["capacity_per_s"]) if before and final else {}
 
 
-def _measured(run_dir: Path) -> set[Key]:
+def _measured(run_dir: Path) -> set[PointKey]:
     """Every point that is complete."""
     found = (run_dir / "requests").glob("*/*/*.json")
     return {(p.parts[-3], p.parts[-2], p.stem) for p in found if p.name != "stopped.json"}
 
 
-def _held_out(key: Key, stage: str) -> bool:
+def _held_out(key: PointKey, stage: str) -> bool:
     """Whether the stage predicts the point without having seen it."""
     engine = stage.partition(":")[2]
     return not engine or (key[1] == engine and key[0] != CALIBRATION)

@@ -20,6 +20,7 @@ from .. import engines
 from ..common import files
 from ..common.errors import ServebookError
 from ..common.measured_point import MeasuredPoint
+from ..common.predicted_point import StagePrediction
 from ..config import points
 from ..config.params import RunParams
 from ..config.points import PointSpec
@@ -57,7 +58,7 @@ class Run(Protocol):
     def takes_part(self, engine: str, sweep: str) -> bool:
         """Whether an engine takes part in a sweep."""
 
-    def frozen(self, stage: str) -> dict[str, Any] | None:
+    def frozen(self, stage: str) -> StagePrediction | None:
         """The standing prediction of a stage."""
 
 

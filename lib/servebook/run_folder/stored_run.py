@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .. import model
 from ..common import files
 from ..common.measured_point import MeasuredPoint
+from ..common.predicted_point import FrozenPredictions, PredictedPoint, StagePrediction
 from ..config import params, points
 from ..config.points import PointSpec
 from ..hardware import catalog as hardware
@@ -61,14 +62,14 @@ class StoredRun:
         """`facts` of every engine by its name."""
         return {name: self.facts(name) for name in self.params.engines}
 
-    def frozen(self, stage: str) -> dict[str, Any] | None:
+    def frozen(self, stage: str) -> StagePrediction | None:
         """What a stage says in ink of every point (see frozen_predictions), None where nothing was frozen."""
         return standing.of_stage(self.predictions()["frozen"], stage)
 
-    def frozen_points(self, engine: str) -> list[dict[str, Any]]:
+    def frozen_points(self, engine: str) -> list[PredictedPoint]:
         """The best prediction there is of an engine's points: calibrated, else from the datasheet."""
-        entry = self.frozen(f"calibrated:{engine}") or self.frozen("datasheet") or {"points": []}
-        return [p for p in entry["points"] if p["engine"] == engine]
+        entry = self.frozen(f"calibrated:{engine}") or self.frozen("datasheet")
+        return [p for p in (entry["points"] if entry else ()) if p["engine"] == engine]
 
     def specs(self, engine: str, sweep: str) -> list[PointSpec]:
         """The points of a sweep for an engine; shares of capacity become the rates that were frozen."""
@@ -77,8 +78,8 @@ class StoredRun:
         if known := self.params.sweep_points(sweep, engine):
             return known
         frozen = self._ink()["frozen"]
-        entry = standing.of_stage(frozen, f"calibrated:{engine}") or standing.of_stage(frozen, "datasheet") or {}
-        capacity = (entry.get("capacity_per_s") or {}).get(f"{sweep}/{engine}")
+        entry = standing.of_stage(frozen, f"calibrated:{engine}") or standing.of_stage(frozen, "datasheet")
+        capacity = (entry.get("capacity_per_s") or {}).get(f"{sweep}/{engine}") if entry else None
         return self.params.sweep_points(sweep, engine, capacity)
 
     def all_specs(self) -> list[PointSpec]:
@@ -138,17 +139,20 @@ class StoredRun:
             return pd.DataFrame()
         return results.series_frame(self.dir, sweep, engine, max(own, key=lambda p: p.concurrency or 0).point_id)
 
-    def _ink(self) -> dict[str, Any]:
+    def _ink(self) -> FrozenPredictions:
         """The content of predictions.json."""
-        return files.read_json(self.dir / "predictions.json") or {"frozen": []}
+        stored: FrozenPredictions | None = files.read_json(self.dir / "predictions.json")
+        return stored or {"frozen": []}
 
-    def predictions(self) -> dict[str, Any]:
+    def predictions(self) -> FrozenPredictions:
         """The content of predictions.json, of it the points that these parameters have."""
         stored, has = self._ink(), {(s.sweep, s.engine, s.point) for s in self.all_specs()}
-        frozen = [{**e, "points": [p for p in e["points"] if standing.key(p) in has]} for e in stored["frozen"]]
+        frozen: list[StagePrediction] = [
+            {**e, "points": [p for p in e["points"] if standing.key(p) in has]} for e in stored["frozen"]
+        ]
         return {**stored, "frozen": frozen}
 
-    def author_points(self) -> list[dict[str, Any]]:
+    def author_points(self) -> list[PredictedPoint]:
         """The posts' closed forms for this run: at the datasheet's rates, or each engine's at its first C = 1 point."""
         rates = {}
         for engine, kind in self.engine_kinds().items():

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from ..common.measured_point import MeasuredPoint
+from ..common.predicted_point import CAUSES, PredictedPoint
 from .audit import LITTLE_TOLERANCE
 from .points_frame import PointsLike, frame_of
 
@@ -143,7 +144,7 @@ def engine_gap(points: Any, baseline: str, other: str) -> pd.DataFrame:
 
 
 def waterfalls(
-    points: Any, predicted: Iterable[Mapping[str, Any]], engine: str, concurrency: int | None = None
+    points: Any, predicted: Iterable[PredictedPoint], engine: str, concurrency: int | None = None
 ) -> list[dict[str, Any]]:
     """What charts.waterfall takes, for one C of each concurrency sweep of an engine: TPOT, then TTFT.
     concurrency: which C, where it was measured; None: the largest.
@@ -182,10 +183,8 @@ def waterfalls(
 
 def first_token_parts(parts: Mapping[str, float]) -> list[tuple[str, float]]:
     """TTFT by cause: the prompt's own prefill, then the rest by size; what is below 0.5 % in sum as one."""
-    from ..predictor.explain import LABELS
-
-    named = [(LABELS.get(n, n.removesuffix("_s").replace("_", " ")), v) for n, v in parts.items()]
-    named.sort(key=lambda part: (part[0] != LABELS["own_prefill_s"], -part[1]))
+    named = [(CAUSES[n][0] if n in CAUSES else n.removesuffix("_s").replace("_", " "), v) for n, v in parts.items()]
+    named.sort(key=lambda part: (part[0] != CAUSES["own_prefill_s"][0], -part[1]))
     return _small_together(named, sum(parts.values()))
 
 

@@ -8,12 +8,14 @@ the peer's own settings and are not read.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..common import files
 from ..common.errors import ServebookError
+from ..common.measured_point import Metric
+from ..common.predicted_point import PredictedPoint, PredictedValue, StagePrediction
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +24,7 @@ FILE = "peers.csv"
 NEEDED = ("peer", "sweep", "engine", "point")
 
 
-def read(run_dir: Path) -> list[dict[str, Any]]:
+def read(run_dir: Path) -> list[StagePrediction]:
     """One stage a peer, in the file's order, as score.score takes them; [] where the run has no peers.csv.
 
     Raises ServebookError for a missing column, a row that names no point, and a value that no figure can be.
@@ -30,13 +32,17 @@ def read(run_dir: Path) -> list[dict[str, Any]]:
     from .score import MEASURED
 
     path = Path(run_dir) / FILE
-    stages: dict[str, list[dict[str, Any]]] = {}
+    stages: dict[str, list[PredictedPoint]] = {}
     for where, row in files.read_csv(path, NEEDED) if path.exists() else []:
         if unnamed := [c for c in NEEDED if not row[c]]:
             raise ServebookError(f"{unnamed[0]} is empty", where, "Name the peer and its point")
-        metrics = {metric: _figure(metric, row[metric], where) for metric in MEASURED if row.get(metric)}
-        point = {k: row[k] for k in ("sweep", "engine", "point")}
-        stages.setdefault(row["peer"], []).append(point | {"metrics": metrics})
+        metrics: dict[Metric, PredictedValue] = {
+            metric: {"value": _figure(metric, row[metric], where)} for metric in MEASURED if row.get(metric)
+        }
+        point: PredictedPoint = {
+            "sweep": row["sweep"], "engine": row["engine"], "point": row["point"], "metrics": metrics
+        }  # fmt: skip
+        stages.setdefault(row["peer"], []).append(point)
     return [{"stage": peer, "points": points} for peer, points in stages.items()]
 
 
@@ -51,7 +57,7 @@ def _figure(metric: str, text: str, where: str) -> float:
 
 
 def beside(
-    points: Any, frozen: Iterable[Mapping[str, Any]], peers: Iterable[Mapping[str, Any]], taught: set[tuple[int, int]]
+    points: Any, frozen: Iterable[StagePrediction], peers: Iterable[StagePrediction], taught: set[tuple[int, int]]
 ) -> pd.DataFrame:
     """Each peer's mean absolute error beside that of each engine's best frozen stage, over the points that the peer
     speaks of and that were held out of calibration (`taught`: its prompt and output tokens), C = 1 left out.

@@ -8,18 +8,22 @@ high; `ratio` = measured / predicted, as the ratio panels draw it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 
+from ..common.measured_point import Metric
+from ..common.predicted_point import CAUSES, FrozenPredictions, Latency, Parts, PredictedPoint, Regime, StagePrediction
 from . import standing
 from .points_frame import PointsLike, frame_of
 
+# predictions.json, its "frozen" list, or a bare list of predicted points
+PredictionsLike: TypeAlias = FrozenPredictions | Iterable[StagePrediction] | Iterable[PredictedPoint] | pd.DataFrame
 HIT, NEAR = 0.10, 0.25  # largest |error_share| of each verdict
 
 # predicted metric -> measured columns, the first that holds a value counts; then its 95 % interval, if any
-MEASURED: dict[str, tuple[tuple[str, ...], tuple[str, str] | None]] = {
+MEASURED: dict[Metric, tuple[tuple[str, ...], tuple[str, str] | None]] = {
     "ttft_s": (("ttft_mean_s", "ttft_p50_s"), ("ttft_ci_low_s", "ttft_ci_high_s")),
     "tpot_s": (("tpot_mean_s", "tpot_p50_s"), ("tpot_ci_low_s", "tpot_ci_high_s")),
     "e2e_s": (("e2e_mean_s", "e2e_p50_s"), None),
@@ -29,14 +33,6 @@ MEASURED: dict[str, tuple[tuple[str, ...], tuple[str, str] | None]] = {
 }
 KEY = ["sweep", "engine", "point"]
 CONDITIONS = ["concurrency", "rate_per_s", "prompt_tokens", "output_tokens"]
-REGIME_WORDS = {
-    "queue": ("queue", "wait"),
-    "mixed step": ("mixed", "of_others"),
-    "host": ("host", "overhead", "front", "launch", "gap"),
-    "memory": ("memory", "weight", "kv", "bytes", "bandwidth", "recopy"),
-    "compute": ("compute", "flop", "gemm", "prefill", "attention", "power"),
-    "links": ("links",),
-}
 
 
 def complete_frame(points: PointsLike) -> pd.DataFrame:
@@ -61,7 +57,7 @@ def _rate_interval(frame: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     return base / frame["tpot_ci_high_s"], base / frame["tpot_ci_low_s"]
 
 
-def prediction_frame(predictions: Mapping[str, Any] | Iterable[Mapping[str, Any]] | pd.DataFrame) -> pd.DataFrame:
+def prediction_frame(predictions: PredictionsLike) -> pd.DataFrame:
     """One row per stage × point × metric: value, low, high, regime.
 
     Takes the contents of predictions.json, its "frozen" list, or a bare list of predicted points. Of a stage's
@@ -69,16 +65,16 @@ def prediction_frame(predictions: Mapping[str, Any] | Iterable[Mapping[str, Any]
     """
     if isinstance(predictions, pd.DataFrame):
         return predictions
-    entries: list[Any] = list(predictions["frozen"] if isinstance(predictions, Mapping) else predictions)
-    if entries and "points" not in entries[0]:
-        entries = [{"stage": "predicted", "points": entries}]
+    given: list[Any] = list(predictions["frozen"] if isinstance(predictions, Mapping) else predictions)
+    if given and "points" not in given[0]:
+        given = [{"stage": "predicted", "points": given}]
+    entries: list[StagePrediction] = given
     rows = []
     for entry in standing.standing(entries):
         for point in entry["points"]:
             regimes = point.get("breakdown") or {}
-            for metric, said in (point.get("metrics") or {}).items():
-                span = said if isinstance(said, Mapping) else {"value": said}
-                value, low, high = span.get("value"), span.get("low"), span.get("high")
+            for metric, said in point["metrics"].items():
+                value, low, high = said["value"], said.get("low"), said.get("high")
                 if value is None:
                     continue
                 rows.append(
@@ -94,38 +90,27 @@ def prediction_frame(predictions: Mapping[str, Any] | Iterable[Mapping[str, Any]
     return frame
 
 
-def regime(breakdown: Mapping[str, Any], metric: str = "", output_tokens: int | None = None) -> str:
-    """What a prediction says the time of `metric` is bound by: queue, mixed step, host, memory, compute or links.
+def regime(breakdown: Mapping[Latency, Parts], metric: Metric = "ttft_s", output_tokens: int | None = None) -> Regime:
+    """What a prediction says the time of `metric` is bound by; "unknown" where it does not say.
 
-    breakdown: seconds by cause, or one such mapping a metric ({"ttft_s": {...}, "tpot_s": {...}}: request latency and
-    the rates of whole requests take both, TPOT times the tokens after the first). The cause with the largest time
-    decides; "regime" in a breakdown names it outright. "unknown" when it says nothing.
+    breakdown: seconds by cause of TTFT and TPOT. Request latency and the rates of whole requests take both, TPOT times
+    the tokens after the first. The regime (see CAUSES) with the largest time decides.
     """
-    if isinstance(named := breakdown.get("regime"), str):
-        return named
-    parts = {k: v for k, v in breakdown.items() if isinstance(v, Mapping)}
-    if not parts:
-        return _largest(breakdown)
-    if metric in parts:
-        return _largest(parts[metric])
-    first, token = parts.get("ttft_s", {}), parts.get("tpot_s", {})
+    if metric in ("ttft_s", "tpot_s") and metric in breakdown:
+        return _largest(breakdown[metric])
+    first, token = breakdown.get("ttft_s", {}), breakdown.get("tpot_s", {})
     if metric == "decode_tok_per_s" or not output_tokens:
         return _largest(token)
     after = output_tokens - 1
-    return _largest({k: _seconds(first, k) + after * _seconds(token, k) for k in {**first, **token}})
+    return _largest({k: first.get(k, 0.0) + after * token.get(k, 0.0) for k in {**first, **token}})
 
 
-def _seconds(parts: Mapping[str, Any], key: str) -> float:
-    value = parts.get(key, 0.0)
-    return float(value) if isinstance(value, int | float) and np.isfinite(value) else 0.0
-
-
-def _largest(parts: Mapping[str, Any]) -> str:
-    total: dict[str, float] = {}
-    for key in parts:
-        cause = next((r for r, words in REGIME_WORDS.items() if any(w in key for w in words)), None)
-        if cause and key.endswith("_s"):
-            total[cause] = total.get(cause, 0.0) + _seconds(parts, key)
+def _largest(parts: Parts) -> Regime:
+    total: dict[Regime, float] = {}
+    for cause, seconds in parts.items():
+        if cause in CAUSES and np.isfinite(seconds):
+            bound = CAUSES[cause][1]
+            total[bound] = total.get(bound, 0.0) + seconds
     return max(total, key=total.__getitem__) if any(total.values()) else "unknown"
 
 
@@ -160,7 +145,7 @@ def is_repeated(points: pd.DataFrame) -> pd.Series:
 
 def score(
     points: PointsLike,
-    predictions: Mapping[str, Any] | Iterable[Mapping[str, Any]],
+    predictions: PredictionsLike,
     *,
     repeated: bool = False,
 ) -> pd.DataFrame:

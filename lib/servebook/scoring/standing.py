@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
-Key = tuple[str, str, str]
+from ..common.measured_point import PointKey
+from ..common.predicted_point import PredictedPoint, StagePrediction
 
 
-def key(point: Mapping[str, Any]) -> Key:
+def key(point: PredictedPoint) -> PointKey:
     """What names a point in a run."""
     return point["sweep"], point["engine"], point["point"]
 
 
-def standing(frozen: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def standing(frozen: Iterable[StagePrediction]) -> list[StagePrediction]:
     """The entries of predictions.json, oldest first, as one entry a stage: the newest one's, with the points and the
     capacities that count, points in the order in which they were first predicted."""
-    stages: dict[str, dict[str, Any]] = {}
+    stages: dict[str, StagePrediction] = {}
     for entry in frozen:
         before = stages.get(entry["stage"])
         if before is None or not entry.get("additional"):
-            stages[entry["stage"]] = dict(entry)
+            stages[entry["stage"]] = entry.copy()
             continue
         points = {key(p): p for p in before["points"]} | {key(p): p for p in entry["points"]}
         # rates are shares of what was frozen first
@@ -29,6 +29,6 @@ def standing(frozen: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return list(stages.values())
 
 
-def of_stage(frozen: Iterable[Mapping[str, Any]], stage: str) -> dict[str, Any] | None:
+def of_stage(frozen: Iterable[StagePrediction], stage: str) -> StagePrediction | None:
     """The standing entry of a stage, None where nothing was frozen."""
     return next((e for e in standing(frozen) if e["stage"] == stage), None)
