@@ -8,10 +8,11 @@ from typing import Any
 
 from .. import model as models
 from ..common.errors import ServebookError
+from ..common.measured_point import METRICS
 from ..hardware import catalog as hardware
 from ..predictor import capacity, explain
 from ..predictor.predict import Forecaster, unserved
-from ..predictor.scenario import Outcome, Scenario, whole_rounds
+from ..predictor.scenario import Scenario, whole_rounds
 from . import comparable, forecasters, runs
 from .answers import Forecast, SideBySide
 from .asking import changed, setting_from, shows_settings
@@ -56,7 +57,7 @@ def glance(model: str | Setting | None = None, **settings: Any) -> Forecast:
         tokens = outcome.output_tok_per_s * s.rate_per_s / outcome.request_rate_per_s
         outcome = replace(outcome, request_rate_per_s=s.rate_per_s, output_tok_per_s=tokens)
     parts = explain.breakdown(scenario, f.best, outcome, result)
-    point["metrics"] = {m: {"value": getattr(outcome, m)} for m in Outcome.METRICS}
+    point["metrics"] = {m: {"value": getattr(outcome, m)} for m in METRICS}
     point["fits"], point["breakdown"], point["running_mean"] = True, parts, outcome.running_mean
     point["waterfall"] = [list(step) for step in explain.waterfall(f.best, parts["tpot_s"])]
     how = f"Quick estimate while you turn: one simulation of {count:,} requests. The prediction follows when you stop."

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypedDict
 
 from ..common.errors import ServebookError
-from ..common.measured_point import MeasuredPoint
+from ..common.measured_point import METRICS, MeasuredPoint
 from ..common.predicted_point import PredictedPoint, PredictedValue, Prediction
 from ..config.params import ArrivalRateSweep, BatchingEngine, Load, NaiveEngine, RunParams
 from ..config.points import PointSpec, RepeatedPoint
@@ -110,7 +110,7 @@ class Forecaster:
         parts = explain.breakdown(scenario, self.best, central, first)
         return {
             **out,
-            "metrics": {m: self._interval(m, getattr(central, m), drawn, spec) for m in Outcome.METRICS},
+            "metrics": {m: self._interval(m, getattr(central, m), drawn, spec) for m in METRICS},
             "percentiles": self._percentiles(central, drawn, spec),
             "ttft_p99_s": central.ttft_p99_s,
             **_content(spec, central, first),

@@ -9,11 +9,9 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
-from ..common.measured_point import METRICS, Metric
 from ..config import request_plan
 from ..config.params import Load
 from ..config.points import NARROW_E2E, NARROW_TTFT, PointSpec
@@ -48,8 +46,6 @@ class Outcome:
 
     hit_share: float = 0.0  # of the measured requests' prompt tokens, found in the prefix cache
     spread: Spread = field(default_factory=dict)  # by metric and statistic
-
-    METRICS: ClassVar[tuple[Metric, ...]] = METRICS
 
 
 def spread_of(values: Mapping[str, np.ndarray]) -> Spread:
