@@ -191,3 +191,18 @@ def test_figures_of_one_id_and_different_points_share_no_ids():
     pages = [charts.html_figure(charts.throughput(kept, said, "c512")) for kept in (rows, rows[:1])]
     ids = [set(re.findall(r'<(?:path|clipPath|g|use)\b[^>]* id="([^"]+)"', page)) for page in pages]
     assert ids[0] and ids[1] and not ids[0] & ids[1]
+
+
+def test_chart_2_draws_percentiles_beside_percentiles_only() -> None:
+    means = charts.latency_throughput(ROWS, FROZEN, "c512")
+    assert "without percentiles" in means.servebook.note
+    told = {
+        **FROZEN, "frozen": [
+            {**e, "points": [
+                p | {"percentiles": {"e2e_s": {"p50": {"value": 1.0}, "p99": {"value": 2.0}}}} for p in e["points"]
+            ]} for e in FROZEN["frozen"]
+        ],
+    }  # fmt: skip
+    both = charts.latency_throughput(ROWS, told, "c512")
+    assert len(both.axes[0].lines) == len(means.axes[0].lines) + 4  # p50 and p99, an engine each
+    assert "without percentiles" not in both.servebook.note

@@ -234,7 +234,7 @@ def test_limits_follow_the_parameters() -> None:
 def test_social_post_has_the_runs_figures(run: tuple[Path, list[Path]]) -> None:
     text = write_social(run[0]).read_text()
     best = max(r["output_tok_per_s"] for r in report_data.points() if r["engine"] == "vllm")
-    assert f"vllm: at best {best:.0f} output tok/s" in text
+    assert f"vllm: at best {best:.0f} output tok/s" in text and "naive: at best" not in text
     assert "Random weights" in text and "predictions came within 10 %" in text
     assert "Nothing was measured" in social([], {"frozen": []}, {"title": "Empty"})
 
@@ -346,3 +346,10 @@ def test_reproducibility_names_flags_seed_and_the_gpus_state() -> None:
                  "345 MHz", "ECC on", "<dd>7 ", "vllm 0.32; flags: --dtype bfloat16",
                  "version not reported; flags: none"):  # fmt: skip
         assert said in made, said
+
+
+def test_the_social_post_compares_at_one_load_and_says_why(run: tuple[Path, list[Path]]) -> None:
+    engines = {"naive": {"kind": "naive"}, "vllm": {"kind": "vllm"}}
+    text = social(report_data.points(), {"frozen": []}, {"title": "T", "engines": engines})
+    line = next(x for x in text.splitlines() if x.startswith("At the same load, C = 16"))
+    assert "naive" in line and "batching" in line and "×" in line

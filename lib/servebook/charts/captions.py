@@ -44,7 +44,25 @@ def errors_sentence(data: Data, metrics: Sequence[Metric], x: str) -> str:
                 parts.append(f"{words.percent(off)} ({engine})")
         if parts:
             found.append((f"{metric.says} " if len(metrics) > 1 else "") + words.listing(parts))
-    return f"Mean error of the prediction: {'; '.join(found)}." if found else ""
+    text = f"Mean error of the prediction: {'; '.join(found)}." if found else ""
+    return " ".join(part for part in (text, _others_error(data, metrics, x)) if part)
+
+
+def _others_error(data: Data, metrics: Sequence[Metric], x: str) -> str:
+    """The same of somebody else's predictions, where the figure has them."""
+    found = []
+    for metric in metrics:
+        parts = []
+        for engine in data.engines:
+            theirs = data.told_by_others(engine, metric.name, x)
+            if len(theirs):
+                rows = data.curve(engine, metric.name, x).merge(theirs[[x, "predicted"]], on=x)
+                if len(rows):
+                    off = (rows["predicted"] / rows["measured"] - 1).abs().mean()
+                    parts.append(f"{words.percent(off)} ({engine})")
+        if parts:
+            found.append((f"{metric.says} " if len(metrics) > 1 else "") + words.listing(parts))
+    return f"Mean error of the author's own prediction: {'; '.join(found)}." if found else ""
 
 
 def trends(data: Data, metric: Metric, x: str, at: str) -> list[str]:

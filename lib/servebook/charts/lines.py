@@ -49,6 +49,7 @@ class Data:
     predicted: pd.DataFrame  # long, each engine's best stage
     engines: list[str]  # of this sweep
     styles: dict[str, EngineStyle]
+    others: pd.DataFrame | None = None  # somebody else's predictions: engine, concurrency, metric, predicted
 
     def curve(self, engine: str, metric: str, x: str) -> pd.DataFrame:
         rows = self.measured[(self.measured["engine"] == engine) & (self.measured["metric"] == metric)]
@@ -58,6 +59,13 @@ class Data:
         rows = self.predicted[(self.predicted["engine"] == engine) & (self.predicted["metric"] == metric)]
         return rows.dropna(subset=[x, "predicted"]).sort_values(x)
 
+    def told_by_others(self, engine: str, metric: str, x: str) -> pd.DataFrame:
+        """Somebody else's predictions, as far as points of this sweep go."""
+        if self.others is None or x not in self.others:
+            return pd.DataFrame()
+        rows = self.others[(self.others["engine"] == engine) & (self.others["metric"] == metric)]
+        return rows[rows[x] <= max(self.xs(x), default=0.0)].sort_values(x)
+
     def failed(self, engine: str, x: str) -> list[float]:
         rows = self.points[(self.points["engine"] == engine) & (self.points["verdict"] == "invalid")]
         return sorted(rows[x].dropna())
@@ -66,8 +74,10 @@ class Data:
         return sorted({*self.points[x].dropna(), *self.predicted[x].dropna()})
 
 
-def gather(points: Any, predictions: Any, sweep: str | None, stage: str | None = None) -> Data:
-    """The sweep's rows of `points` and of each engine's best (or the given) prediction stage."""
+def gather(points: Any, predictions: Any, sweep: str | None, stage: str | None = None, others: Any = None) -> Data:
+    """The sweep's rows of `points` and of each engine's best (or the given) prediction stage.
+
+    others: somebody else's predictions of points, rows of sweep, engine, concurrency, metric, predicted."""
     frame = score.complete_frame(points)
     forecast = score.prediction_frame(predictions if predictions is not None else [])
     order = [*dict.fromkeys([*frame["engine"].dropna(), *forecast["engine"].dropna()])]
@@ -79,7 +89,10 @@ def gather(points: Any, predictions: Any, sweep: str | None, stage: str | None =
     forecast = forecast[forecast["stage"] == forecast["engine"].map(best)]
     here = {*frame["engine"].dropna(), *forecast["engine"].dropna()}
     measured = score.measured_frame(frame) if len(frame) else score.measured_frame([])
-    return Data(frame, measured, forecast, [e for e in order if e in here], styles)
+    told = pd.DataFrame(others) if others else None
+    if told is not None:
+        told = told[told["sweep"] == sweep]
+    return Data(frame, measured, forecast, [e for e in order if e in here], styles, told)
 
 
 def workload(data: Data) -> str:
@@ -113,6 +126,9 @@ def draw(ax: Axes, below: Axes | None, data: Data, metric: Metric, x: str) -> li
                 ax.fill_between(
                     band[x], band["low"], band["high"], color=look.colour, alpha=0.13, linewidth=0, zorder=1
                 )
+        theirs = data.told_by_others(engine, metric.name, x)
+        if len(theirs):
+            ax.plot(theirs[x], theirs["predicted"], color=look.colour, linestyle=(0, (1, 2)), linewidth=1.4, zorder=2)
         if len(seen):
             xs, ys = _broken(seen[x], seen["measured"], data.failed(engine, x))
             ax.plot(xs, ys, color=look.colour, zorder=3)
@@ -224,6 +240,8 @@ def key(ax: Axes, data: Data, narrow: bool, extra: Sequence[Any] = (), band: boo
         entries.append(Line2D([], [], color=ink, linestyle=(0, (4, 2)), linewidth=1.4, label="predicted"))
         if band and data.predicted["low"].notna().any():
             entries.append(Patch(color=ink, alpha=0.2, linewidth=0, label="80 % interval"))
+    if data.others is not None and len(data.others):
+        entries.append(Line2D([], [], color=ink, linestyle=(0, (1, 2)), linewidth=1.4, label="the author's prediction"))
     if (data.points["verdict"] == "suspect").any():
         hollow: dict[str, Any] = {
             "marker": "o",

@@ -64,25 +64,31 @@ CONCURRENCY = ("concurrency", "C = {}", "Concurrency, requests in flight (log₂
 
 
 @chart
-def throughput(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage: str | None = None) -> Figure:
+def throughput(
+    canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage: str | None = None, others: Any = None
+) -> Figure:
     """Charts 1a and 1b: concurrency against decode throughput (running / TPOT; 1 / TPOT for the naive server)."""
-    data = lines.gather(points, predictions, sweep, stage)
+    data = lines.gather(points, predictions, sweep, stage, others)
     title = "Concurrency against decode throughput"
     return _curves(canvas, data, [DECODE], *CONCURRENCY, f"throughput-{sweep}", title, log=False)
 
 
 @chart
-def output_rate(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage: str | None = None) -> Figure:
+def output_rate(
+    canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage: str | None = None, others: Any = None
+) -> Figure:
     """Concurrency against output tokens/s by the wall clock, for points of which no decode rate is known."""
-    data = lines.gather(points, predictions, sweep, stage)
+    data = lines.gather(points, predictions, sweep, stage, others)
     title = "Concurrency against output tokens/s"
     return _curves(canvas, data, [OUTPUT], *CONCURRENCY, f"output-{sweep}", title, log=False)
 
 
 @chart
-def latencies(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage: str | None = None) -> Figure:
+def latencies(
+    canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage: str | None = None, others: Any = None
+) -> Figure:
     """Chart 3: concurrency against TPOT and TTFT."""
-    data = lines.gather(points, predictions, sweep, stage)
+    data = lines.gather(points, predictions, sweep, stage, others)
     title = "Concurrency against TPOT and TTFT"
     return _curves(canvas, data, [TPOT, TTFT], *CONCURRENCY, f"latencies-{sweep}", title, log=True)
 

@@ -5,6 +5,8 @@ Arguments as those of sweeps.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,9 @@ from .style import LIGHT, Canvas, FigureText, chart, place_last, y_axis
 def latency_throughput(
     canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage: str | None = None
 ) -> Figure:
-    """Chart 2: request latency p50 and p99 against output tokens/s, one point a concurrency."""
+    """Chart 2: request latency p50 and p99 against output tokens/s, one point a concurrency.
+
+    Percentiles are drawn beside percentiles: a prediction that holds means only is left out."""
     data = lines.gather(points, predictions, sweep, stage)
     title = "Request latency against output throughput"
     figure, [(ax, _)] = canvas.panels(1, height=3.6)
@@ -30,12 +34,13 @@ def latency_throughput(
     rows = rows.assign(e2e_p50_s=rows["e2e_p50_s"].fillna(rows["e2e_mean_s"])).dropna(subset=["e2e_p50_s"])
     if rows.empty:
         return lines.empty(figure, ax, f"latency-throughput-{sweep}", title)
-    ends, found, alt = [], [], []
+    ends, found, alt, drawn = [], [], [], 0
     for engine in data.engines:
         own, look = rows[rows["engine"] == engine].sort_values("concurrency"), data.styles[engine]
-        said = _pairs(data, engine, "output_tok_per_s", "e2e_s")
-        if len(said) > 0:
-            ax.plot(said["output_tok_per_s"], said["e2e_s"], color=look.colour, linestyle=(0, (4, 2)), linewidth=1.4)
+        said = _percentiles(data, predictions, engine, sweep)
+        for percentile, width in (("p50", 1.4), ("p99", 0.9)) if len(said) else ():
+            ax.plot(said["rate"], said[percentile], color=look.colour, linestyle=(0, (4, 2)), linewidth=width)
+        drawn += len(said)
         if own.empty:
             continue
         ax.plot(own["output_tok_per_s"], own["e2e_p50_s"], color=look.colour, zorder=3)
@@ -67,9 +72,32 @@ def latency_throughput(
         f"latency-throughput-{sweep}", title + lines.workload(data), words.sentence(found),
         "Line chart of request latency, p50 (thick) and p99 (thin), over output tokens per second; each point is a "
         f"concurrency. {' '.join(alt)}",
-        "Numbers at the points: concurrency C. " + captions.sample_note(data, bars=False),
+        "Numbers at the points: concurrency C. " + _note(data, drawn),
     )  # fmt: skip
     return figure
+
+
+def _note(data: Data, drawn: int) -> str:
+    """What is dashed in chart 2: predicted percentiles, or nothing where the frozen predictions hold means only."""
+    if drawn or not len(data.predicted):
+        return captions.sample_note(data, bars=False)
+    counts = captions.sample_note(replace(data, predicted=data.predicted.iloc[:0]), bars=False)
+    return f"{counts} Not drawn: the prediction, which was frozen as a mean, without percentiles."
+
+
+def _percentiles(data: Data, predictions: Any, engine: str, sweep: str) -> pd.DataFrame:
+    """Predicted output rate with p50 and p99 of the latency, of the engine's stage that the figure shows; empty where
+    the frozen predictions hold no percentiles."""
+    stages = set(data.predicted[data.predicted["engine"] == engine]["stage"])
+    frozen = predictions.get("frozen", []) if isinstance(predictions, Mapping) else predictions or []
+    rows = [
+        {"concurrency": p["concurrency"], "rate": p["metrics"]["output_tok_per_s"]["value"]}
+        | {q: p["percentiles"]["e2e_s"][q]["value"] for q in ("p50", "p99")}
+        for entry in frozen if entry["stage"] in stages
+        for p in entry["points"]
+        if (p["engine"], p["sweep"]) == (engine, sweep) and (p.get("percentiles") or {}).get("e2e_s")
+    ]  # fmt: skip
+    return pd.DataFrame(rows).sort_values("concurrency") if rows else pd.DataFrame()
 
 
 @chart

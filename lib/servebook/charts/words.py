@@ -6,12 +6,14 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
+TINY = 1e-9  # smaller than anything that is measured or predicted here: rounding
+
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Three significant digits, thousands separated: 0.0288, 83.1, 13,870; "–" for what is unknown."""
+    """Three significant digits, thousands separated: 0.0288, 83.1, 13,870; "–" for what is unknown, 0 below TINY."""
     if value is None or not math.isfinite(value):
         return "–"
-    if value == 0:
+    if abs(value) < TINY:
         return "0"
     size = math.floor(math.log10(abs(value)))
     if size >= 4:
@@ -32,8 +34,10 @@ def seconds(value: float | None, digits: int = 3) -> str:
     if value is None or not math.isfinite(value):
         return "–"
     size = abs(value)
-    if 0 < size < 0.001:
+    if TINY <= size < 0.001:
         return f"{number(value * 1e6, digits)} µs"
+    if size < TINY:
+        return "0 s"
     if size < 1 and size != 0:
         return f"{number(value * 1e3, digits)} ms"
     if size < 100:

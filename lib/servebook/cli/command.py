@@ -9,6 +9,7 @@ import os
 import shlex
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -269,7 +270,12 @@ def _published(options: argparse.Namespace) -> int:
     book, source = Book.open(options.params), find_params(options.calibration)
     measured, facts = published.read(source)
     prediction = predict.predict_published(book.params, book.shape, book.gpu, measured, facts)
-    print(write_published(options.html, prediction, measured, book.params, book.gpu, source=source))
+    clean = None
+    if any(p.cache_hit_share for p in measured):
+        fresh = [replace(p, cache_hit_share=None) for p in measured]
+        clean = predict.predict_published(book.params, book.shape, book.gpu, fresh, facts)
+    page = write_published(options.html, prediction, measured, book.params, book.gpu, source=source, clean=clean)
+    print(page)
     return 0
 
 

@@ -16,7 +16,7 @@ FACT_KEYS = (
     "kind", "name", "url", "pid", "version", "model", "attention_backend", "kv_cache_tokens", "kv_cache_gib",
     "max_num_batched_tokens", "max_num_seqs", "max_model_len", "prefix_caching", "chunked_prefill", "async_scheduling",
     "cuda_graphs", "cuda_graph_gib", "weights_gib", "activation_gib", "startup_s", "flags", "block_size", "dtype",
-    "device", "threads", "quantization", "kv_cache_dtype", "executor",
+    "device", "threads", "quantization", "kv_cache_dtype", "executor", "sampler",
 )  # fmt: skip
 
 INTEGER = r"([\d,]+)"
@@ -46,6 +46,8 @@ TEXTS = {
     "kv_cache_dtype": r"[( ,]kv_cache_dtype=(\w+)",
     "dtype": r"[( ,]dtype=torch\.(\w+)",
     "device": r"[( ,]device_config=(\w+)",
+    # what was picked at start-up; a request without top-p or top-k, or with a seed of its own, takes the native one
+    "sampler": r"Using (\w+) for top-p (?:&|and) top-k sampling",
 }
 
 

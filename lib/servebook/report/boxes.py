@@ -164,7 +164,8 @@ def cost_box(seconds: float, price_per_hour: float, currency: str, *, extra: Seq
     pairs: list[tuple[str, Any]] = [("run time", words.seconds(seconds))]
     if price_per_hour:
         pairs.append(("price", f"{price_per_hour:g} {currency} per hour"))
-        pairs.append(("cost", f"{seconds / 3600 * price_per_hour:.2f} {currency}"))
+        cost = seconds / 3600 * price_per_hour
+        pairs.append(("cost", f"{cost:.2f} {currency}" if cost >= 0.005 or not cost else f"under 0.01 {currency}"))
     else:
         pairs.append(("cost", "no price is set for this hardware"))
     return box("Run time and cost", [*pairs, *extra])

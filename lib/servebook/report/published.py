@@ -9,8 +9,9 @@ from typing import Any
 from .. import charts
 from ..charts import words
 from ..common.measured_point import MeasuredPoint
+from ..run_folder import author_predictions
 from ..scoring import score
-from . import tables
+from . import authors, tables
 from .page import Body, download, write_page
 
 STAGE = "calibrated"
@@ -26,11 +27,15 @@ def write_published(
     gpu: Any,
     *,
     source: Path,
+    clean: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the page of published points and return its path.
 
-    prediction: what predict.predict_published gives for `measured`; source: the CSV, which the page offers as it is.
+    prediction: what predict.predict_published gives for `measured`; clean: what it gives without their cache hits;
+    source: the CSV, which the page offers as it is, with what the author had predicted beside it.
     """
+    told = author_predictions.read(source)
+    theirs = author_predictions.curves(told, measured)
     frozen = {"frozen": [{"stage": STAGE, "points": prediction["points"]}]}
     taught = [(p.prompt_tokens, p.output_tokens) for p in measured if p.concurrency == 1]
     scores = score.held_out(score.score(measured, frozen), taught)
@@ -43,7 +48,15 @@ def write_published(
     body.section("Predicted, and what was published")
     for sweep in dict.fromkeys(points["sweep"]):
         for draw in _drawn(points[points["sweep"] == sweep]):
-            body.add(charts.html_figure(draw(measured, frozen, sweep)))
+            # the author's predictions are of concurrencies
+            line = {} if draw is charts.prompt_length else {"others": theirs}
+            body.add(charts.html_figure(draw(measured, frozen, sweep, **line)))
+    if clean is not None and (made := authors.flattered(prediction["points"], clean["points"], measured)):
+        body.section("How far the prefix cache flatters them")
+        body.add(made)
+    if told:
+        body.section("What the author had predicted")
+        body.add(authors.quantities_table(told) or authors.curves_table(theirs, measured))
     body.section("Every score")
     if len(scores):
         body.add(charts.html_figure(charts.predicted_vs_measured(scores)))
@@ -53,7 +66,7 @@ def write_published(
     body.add(tables.misses_prose(scores))
     body.section("What it was learned from")
     body.add(tables.constants([prediction]))
-    body.add(tables.limits_box(params))
+    body.add(tables.notes_box("What this page does not show", _limits(points)))
     title = f"{params.title or params.run}: published points, predicted"
     context = {
         "title": title,
@@ -73,6 +86,22 @@ def _lead(measured: Sequence[MeasuredPoint], params: Any, gpu: Any) -> str:
     )
     said = f" They come from {words.listing(sources)}." if sources else ""
     return f"<p>{tables.esc(text + said)}</p>"
+
+
+def _limits(points: Any) -> list[str]:
+    """What published points do not tell, as far as their columns show it."""
+    found = [
+        "Nothing here was measured by this project. What was published is means without intervals, rounded as the "
+        "source rounds them, and how long each point ran is not known.",
+        "The pauses of the authors' clients (jitter) are not published; in a closed loop they decide TTFT.",
+    ]
+    hits = points["cache_hit_share"]
+    if (hits > 0).any():
+        found.append(
+            f"{int((hits > 0).sum())} of the {len(points)} points had prompts served from the prefix cache. The shares "
+            "are the middle of published ranges."
+        )
+    return found
 
 
 def _drawn(points: Any) -> list[Any]:

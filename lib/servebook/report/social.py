@@ -8,9 +8,9 @@ from typing import Any
 from ..charts import words
 from ..common import files
 from ..run_folder import results
-from ..scoring import score
+from ..scoring import analysis, score
 from . import folder
-from .markup import METRIC_NAMES, place, unit_of
+from .markup import METRIC_NAMES, place, unit_of, where
 
 
 def write_social(run_dir: Path | str) -> Path:
@@ -34,17 +34,7 @@ def social(points: Any, predictions: Any, run: dict[str, Any]) -> str:
     if frame.empty:
         return "\n".join([*lines, "Nothing was measured in this run.", ""])
     lines += ["I wrote the predictions down before the first request was sent. Then I measured.", ""]
-    for engine, own in frame.groupby("engine", sort=True):
-        best = own.loc[own["output_tok_per_s"].idxmax()]
-        span = ""
-        if best["output_tok_per_s_ci_low"] > 0:
-            low, high = (words.number(best[f"output_tok_per_s_ci_{end}"]) for end in ("low", "high"))
-            span = f" (95 % interval {low} to {high})"
-        lines.append(
-            f"- {engine}: at best {words.number(best['output_tok_per_s'])} output tok/s{span}, {place(best)}, "
-            f"{best['prompt_tokens']:,.0f} tokens in, {best['output_tokens']:,.0f} out; TTFT "
-            f"{words.seconds(best['ttft_mean_s'])}, TPOT {words.seconds(best['tpot_mean_s'])}"
-        )
+    lines += _rates(frame, run)
     final = score.final(scores) if len(scores) else scores
     if len(final):
         hits, total = int((final["verdict"] == "hit").sum()), len(final)
@@ -61,3 +51,44 @@ def social(points: Any, predictions: Any, run: dict[str, Any]) -> str:
         lines += ["", "Random weights and random prompts: the times are real, the text is not."]
     lines += ["", "The page holds every point, every interval and the data: report.html", ""]
     return "\n".join(lines)
+
+
+def _rates(frame: Any, run: dict[str, Any]) -> list[str]:
+    """The best output rate, and the engines side by side at one load: the one with the largest gap, where both were
+    measured. A sentence says where the gap comes from."""
+    best = frame.loc[frame["output_tok_per_s"].idxmax()]
+    span = ""
+    if best["output_tok_per_s_ci_low"] > 0:
+        low, high = (words.number(best[f"output_tok_per_s_ci_{end}"]) for end in ("low", "high"))
+        span = f" (95 % interval {low} to {high})"
+    lines = [
+        f"{best['engine']}: at best {words.number(best['output_tok_per_s'])} output tok/s{span} at {where(best)}; TTFT "
+        f"{words.seconds(best['ttft_mean_s'])}, TPOT {words.seconds(best['tpot_mean_s'])}."
+    ]
+    batching = {name: engine.get("kind") != "naive" for name, engine in (run.get("engines") or {}).items()}
+    gaps = [
+        (serial, other, analysis.engine_gap(frame, serial, other))
+        for serial in batching for other in batching if batching[other] and not batching[serial]
+    ]  # fmt: skip
+    for serial, other, gap in gaps:
+        if gap.empty:
+            continue
+        row = gap.loc[gap["output_ratio"].idxmax()]
+        own = frame[(frame["sweep"] == row["sweep"]) & (frame["concurrency"] == row["concurrency"])].set_index("engine")
+        rates = own["output_tok_per_s"]
+        lines += [
+            "",
+            f"At the same load, {where(own.loc[other])}: {other} {words.number(rates[other])} output tok/s, {serial} "
+            f"{words.number(rates[serial])}, {words.times(row['output_ratio'])}. {_mechanism(row, other, serial)}",
+        ]
+    return lines
+
+
+def _mechanism(row: Any, other: str, serial: str) -> str:
+    step, batch = row["step_ratio"], row["batch_ratio"]
+    if batch >= step:
+        return (
+            f"Most of it is batching: a step of {other} reads the weights once for {words.times(batch)} as many "
+            f"requests; {serial} serves one at a time."
+        )
+    return f"Most of it is the step itself: it takes {serial} {words.times(step)} as long, host work included."

@@ -56,10 +56,23 @@ def git_state(root: Path) -> dict[str, Any]:
 
 
 def locks(root: Path) -> dict[str, str]:
-    """Digest of each lock file, so that a reader can tell which pins were in force."""
+    """Digest of each lock file whose pins are in force: every package that it pins is installed in that version."""
     return {
-        p.name: hashlib.sha256(p.read_bytes()).hexdigest()[:16] for p in sorted((root / "requirements").glob("*.lock"))
-    }
+        p.name: hashlib.sha256(p.read_bytes()).hexdigest()[:16]
+        for p in sorted((root / "requirements").glob("*.lock")) if _in_force(p)
+    }  # fmt: skip
+
+
+def _in_force(lock: Path) -> bool:
+    lines = [line.split(";")[0].split()[0] for line in lock.read_text(encoding="utf-8").splitlines() if "==" in line]
+    pins = [line.partition("==") for line in lines if not line.startswith(("#", "-"))]
+    for name, _, version in pins:
+        try:
+            if metadata.version(name.partition("[")[0]) != version:
+                return False
+        except metadata.PackageNotFoundError:
+            return False
+    return bool(pins)
 
 
 def collect(root: Path, command: list[str] | None = None) -> dict[str, Any]:

@@ -74,19 +74,6 @@ def points(name: str) -> pd.DataFrame:
     return pd.read_csv(FOLDER / f"{name}.csv")
 
 
-def predicted(name: str) -> list[dict[str, str]]:
-    """What the posts' author predicted of the run `name` before measuring, a row a figure as in NAME.predicted.csv.
-
-    Empty where there is no such file."""
-    import csv
-
-    path = FOLDER / f"{name}.predicted.csv"
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def shape(name: str) -> ModelShape:
     """The shape of the model that the posts' run `name` serves: a packaged config of the name after the GPU's."""
     return load_shape(ModelParams(config=name.partition("-")[2], weights="dummy"), FOLDER)
