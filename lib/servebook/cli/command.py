@@ -64,7 +64,7 @@ def _guarded(call: Any, options: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="servebook", description="Predict how fast an LLM serves, measure it, explain every miss."
+        prog="servebook", description="Predict how fast an LLM serves, measure it, explain the difference."
     )
     parser.add_argument("--version", action="version", version=f"servebook {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -83,63 +83,72 @@ def _parser() -> argparse.ArgumentParser:
     add_model_options(
         command("model", _model, "what a model is and whether it fits: parameters, bytes, KV pool", params=False)
     )
-    sub = command("plan", _plan, "every point with its predicted time and cost, before any GPU is rented")
+    sub = command("plan", _plan, "show every point with its predicted duration and cost; needs no GPU")
     sub.add_argument("--json", action="store_true")
-    sub.add_argument("--budget-minutes", type=float, metavar="M", help="propose what to drop to end within M minutes")
-    sub.add_argument("--budget-cost", type=float, metavar="X", help="propose what to drop to cost at most X")
-    sub = command(
-        "preflight", _preflight, "check driver, toolchain, disk, ports and GPU, each with its fix", params=False
+    sub.add_argument(
+        "--budget-minutes",
+        type=float,
+        metavar="M",
+        help="suggest what to leave out so that the run takes at most M minutes",
     )
-    sub.add_argument("params", metavar="PARAMS", nargs="?", help="check what this run needs")
+    sub.add_argument(
+        "--budget-cost", type=float, metavar="X", help="suggest what to leave out so that the run costs at most X"
+    )
+    sub = command(
+        "preflight", _preflight, "check driver, toolchain, disk, ports and GPU, and say how to fix each", params=False
+    )
+    sub.add_argument("params", metavar="PARAMS", nargs="?", help="also check what this run needs")
     sub.add_argument("--json", action="store_true")
     sub = command(
-        "predict", _predict, "predict every point; with --calibration, learn from C = 1 points and score the rest"
+        "predict", _predict, "predict every point; with --calibration, calibrate on C = 1 points and score the others"
     )
     sub.add_argument("--calibration", metavar="CSV", help="measured points, e.g. outputs/published/a40-qwen2.5-7b.csv")
     sub.add_argument(
-        "--html", type=Path, metavar="FILE", help="with --calibration: a page of the points and their scores"
+        "--html", type=Path, metavar="FILE", help="with --calibration: write the points and their scores as a page"
     )
     sub.add_argument("--json", action="store_true")
     sub = command(
-        "capacity", _capacity, "the largest load that meets the run's slo, its cost, and what would change it"
+        "capacity",
+        _capacity,
+        "find the largest load within the service level (slo), its cost, and what would change it",
     )
-    sub.add_argument("--prompt-tokens", type=int, metavar="N", help="default: the first sweep's")
-    sub.add_argument("--output-tokens", type=int, metavar="N", help="default: the first sweep's")
+    sub.add_argument("--prompt-tokens", type=int, metavar="N", help="default: those of the first sweep")
+    sub.add_argument("--output-tokens", type=int, metavar="N", help="default: those of the first sweep")
     sub.add_argument(
         "--gpu", action="append", default=[], metavar="NAME[=PRICE]", help="another GPU of the catalog; may be repeated"
     )
     sub.add_argument("--json", action="store_true")
-    sub = command("serve", _serve, "start an engine in the foreground; Ctrl-C or SIGTERM stops it and all it started")
+    sub = command(
+        "serve", _serve, "start an engine in the foreground; Ctrl-C or SIGTERM stops it with all its processes"
+    )
     sub.add_argument("--engine", required=True, metavar="NAME")
-    sub = command("grid", _grid, "one parameter file for every combination of settings")
+    sub = command("grid", _grid, "write one parameter file for every combination of settings")
     sub.add_argument(
         "--set", action="append", required=True, metavar="KEY=A,B", dest="settings",
         help="a key and its values, e.g. hardware.gpu=A100-80GB-SXM,H200; may be repeated",
     )  # fmt: skip
-    sub.add_argument("--into", type=Path, required=True, metavar="DIR", help="where the files are written")
+    sub.add_argument("--into", type=Path, required=True, metavar="DIR", help="folder for the files")
     commands.add_parser("measure", help="load any OpenAI-compatible server (servebook measure --help)")
-    sub = command("run", _run, "execute the book: predict, serve, measure, analyse, report")
-    sub.add_argument("--only", metavar="STAGE", help="one notebook (name or number), one sweep, or report")
-    sub.add_argument("--resume", action="store_true", help=argparse.SUPPRESS)  # until 0.1: it is what always happens
     sub = command(
-        "post", _post, "the post as Markdown with its figures, for a blog engine: index.md and images/", params=False
+        "run", _run, "run the whole book: predict, serve, measure, analyse, report; continues an interrupted run"
     )
+    sub.add_argument("--only", metavar="STAGE", help="run only this: a notebook (name or number), a sweep, or report")
+    sub.add_argument("--resume", action="store_true", help=argparse.SUPPRESS)  # until 0.1: it is what always happens
+    sub = command("post", _post, "write the post for a blog engine: index.md and images/", params=False)
     sub.add_argument("run", metavar="RUN_DIR", type=Path, help="a run's folder, or its parameter file")
     sub.add_argument("--front-matter", default="hugo", metavar="ENGINE", help="hugo (default), jekyll, astro or none")
     sub.add_argument("--out", type=Path, metavar="DIR", help="default: post/ in the run's folder")
-    sub = command("compare", _compare, "several stored runs as one page, the first as the baseline", params=False)
+    sub = command("compare", _compare, "put several stored runs on one page; the first is the baseline", params=False)
     sub.add_argument("run_dirs", metavar="RUN_DIR", type=Path, nargs="+")
     sub.add_argument("--out", type=Path, metavar="FILE", help="default: compare.html beside the first run's folder")
-    sub = command(
-        "pack", _pack, "a stored run's compact copy, to keep or publish: rows and series as parquet", params=False
-    )
+    sub = command("pack", _pack, "write a compact copy of a stored run, to keep or publish", params=False)
     sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     sub.add_argument("into", metavar="DIR", type=Path, help="a new folder")
-    sub = command("audit", _audit, "audit a stored run's points again by today's rules, from its rows", params=False)
+    sub = command("audit", _audit, "judge the points of a stored run again by today's rules", params=False)
     sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
-    sub = command("report", _report, "render a stored run again; needs no GPU", params=False)
+    sub = command("report", _report, "write the page of a stored run again; needs no GPU", params=False)
     sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
-    sub.add_argument("--again", action="store_true", help="execute its notebooks again first, without measuring")
+    sub.add_argument("--again", action="store_true", help="execute the notebooks again first; nothing is measured")
     return parser
 
 

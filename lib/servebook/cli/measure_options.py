@@ -79,53 +79,105 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     tried = ", ".join(f"{v.start}:{v.stop}" for v in VOCABS)
     p = _Parser(prog="servebook measure", description="Load any OpenAI-compatible server, measure it.")
-    p.add_argument("--url", type=_text, required=True, help="e.g. http://127.0.0.1:8000 (with or without /v1)")
-    p.add_argument("--model", type=_text, help="the server's first unless given")
-    how = p.add_mutually_exclusive_group()
-    how.add_argument("--concurrency", type=_counts, default=[1], help="closed loop at so many; several: 1,2,4")
-    how.add_argument("--rate", type=_rates, help="open loop at so many requests a second; several: 0.5,1,2")
-    how.add_argument("--replay", type=Path, metavar="FILE", help="open loop: arrivals in FILE, seconds, one a line")
-    p.add_argument("--arrivals", choices=("poisson", "constant", "gamma"), help="of --rate; default: poisson")
-    p.add_argument("--gamma-shape", type=_positive, help="of --arrivals gamma: below 1 burstier than Poisson")
-    p.add_argument("--ramp", action="store_true", help="several loads are stages of one, with no pause between them")
-    p.add_argument("--prompt-tokens", type=_length, help=f"{lengths.SYNTAX}; default: 512")
-    p.add_argument("--output-tokens", type=_length, help="likewise; default: 128")
-    p.add_argument("--lengths", type=Path, metavar="FILE", help="CSV with the columns prompt_tokens and output_tokens")
     p.add_argument(
-        "--turns", type=_count, default=1, help="requests of a conversation: each has all before it in its prompt"
+        "--url", type=_text, required=True, help="the server, e.g. http://127.0.0.1:8000 (with or without /v1)"
     )
-    p.add_argument("--text", action="store_true", help="words instead of token ids; --prompt-tokens counts words")
-    p.add_argument("--chat", action="store_true", help="the chat endpoint, with text")
+    p.add_argument("--model", type=_text, help="model name in the requests; default: the first that the server lists")
+    how = p.add_mutually_exclusive_group()
+    how.add_argument(
+        "--concurrency",
+        type=_counts,
+        default=[1],
+        help="number of concurrent requests (closed loop); several points: 1,2,4",
+    )
+    how.add_argument("--rate", type=_rates, help="requests per second (open loop); several points: 0.5,1,2")
+    how.add_argument(
+        "--replay", type=Path, metavar="FILE", help="open loop with recorded arrival times: seconds, one per line"
+    )
+    p.add_argument(
+        "--arrivals",
+        choices=("poisson", "constant", "gamma"),
+        help="how the arrivals of --rate are spaced; default: poisson",
+    )
+    p.add_argument("--gamma-shape", type=_positive, help="shape of --arrivals gamma; below 1: burstier than Poisson")
+    p.add_argument("--ramp", action="store_true", help="run several loads one after the other without a pause")
+    p.add_argument("--prompt-tokens", type=_length, help=f"prompt length: {lengths.SYNTAX}; default: 512")
+    p.add_argument("--output-tokens", type=_length, help="output length, written like --prompt-tokens; default: 128")
+    p.add_argument(
+        "--lengths", type=Path, metavar="FILE", help="lengths from a CSV with columns prompt_tokens and output_tokens"
+    )
+    p.add_argument(
+        "--turns",
+        type=_count,
+        default=1,
+        help="requests per conversation; each repeats the whole conversation in its prompt",
+    )
+    p.add_argument(
+        "--text", action="store_true", help="send words instead of token ids; --prompt-tokens then counts words"
+    )
+    p.add_argument("--chat", action="store_true", help="use the chat endpoint (text)")
     p.add_argument(
         "--count-tokens", choices=("usage", "events", "asked"), default="usage",
         help="of a server that tells no usage: count events, or take the length asked for; the point is suspect",
     )  # fmt: skip
-    p.add_argument("--requests", type=_count, help="measured requests, after the warm-up (100; all of --replay)")
-    p.add_argument("--min-seconds", type=_not_negative, default=0.0, help="go on for at least so long")
-    p.add_argument("--max-seconds", type=_positive, default=600.0, help="deadline of a point: it ends whatever it has")
-    p.add_argument("--warmup", type=_whole, help="first max(C, N=10) completions are not measured; 0: none")
-    p.add_argument("--jitter", type=_not_negative, default=0.05, metavar="S", help="a client's pause before its next")
-    p.add_argument("--timeout", type=_positive, default=600.0, metavar="S", help="a request fails after so long")
-    p.add_argument("--seed", type=_whole, help="of prompts and arrivals; else a fresh one, so no prompt repeats")
+    p.add_argument(
+        "--requests", type=_count, help="requests to measure after the warm-up; default: 100, or all of --replay"
+    )
+    p.add_argument("--min-seconds", type=_not_negative, default=0.0, help="minimum duration of a point")
+    p.add_argument("--max-seconds", type=_positive, default=600.0, help="maximum duration of a point")
+    p.add_argument(
+        "--warmup", type=_whole, help="completed requests before measuring starts; default: max(C, 10); 0: none"
+    )
+    p.add_argument(
+        "--jitter",
+        type=_not_negative,
+        default=0.05,
+        metavar="S",
+        help="a client waits 0 to S seconds before its next request; default: 0.05",
+    )
+    p.add_argument(
+        "--timeout",
+        type=_positive,
+        default=600.0,
+        metavar="S",
+        help="time after which a request counts as failed; default: 600",
+    )
+    p.add_argument(
+        "--seed", type=_whole, help="seed of prompts and arrivals; default: a new one, so that no prompt repeats"
+    )
     p.add_argument(
         "--vocab", dest="vocabs", type=_range, metavar="LOW:HIGH",
-        help=f"token ids prompts draw from, HIGH left out; default: {tried}, the first that the server takes",
+        help=f"range of token ids for prompts, without HIGH; default: the first of {tried} that the server accepts",
     )  # fmt: skip
     p.add_argument("--no-batching", action="store_true", help="the server decodes one request at a time")
-    p.add_argument("--prompt-set", type=_text, metavar="NAME", help="repeat this set's prompts at every point")
     p.add_argument(
-        "--shared-prefix", type=_prefix, default=0, metavar="N|P%", help="leading tokens that all prompts share"
+        "--prompt-set", type=_text, metavar="NAME", help="send the same prompts, named by this set, at every point"
+    )
+    p.add_argument(
+        "--shared-prefix",
+        type=_prefix,
+        default=0,
+        metavar="N|P%",
+        help="number or percentage of leading tokens that all prompts share",
     )
     p.add_argument("--temperature", type=_not_negative, default=0.0)
-    p.add_argument("--top-p", type=_share, help="this or --top-k: what makes vLLM use its fused sampler")
+    p.add_argument(
+        "--top-p", type=_share, help="top-p of every request; --top-p or --top-k makes vLLM use its fused sampler"
+    )
     p.add_argument("--top-k", type=_count)
-    p.add_argument("--slo-ttft", type=_positive, metavar="S", help="goodput counts requests within these")
+    p.add_argument(
+        "--slo-ttft", type=_positive, metavar="S", help="limit on TTFT; goodput counts requests within all limits"
+    )
     p.add_argument("--slo-tpot", type=_positive, metavar="S")
     p.add_argument("--slo-e2e", type=_positive, metavar="S")
     p.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds the key")
-    p.add_argument("--json", type=Path, metavar="FILE", help="the point (several: a list) as JSON; -: to stdout")
-    p.add_argument("--out", type=Path, metavar="DIR", help="request rows, series and points go here")
-    p.add_argument("--self-check", action="store_true", help="also measure what this client adds at the same load")
+    p.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the point as JSON (several points: a list); -: to stdout"
+    )
+    p.add_argument("--out", type=Path, metavar="DIR", help="folder for request rows, server series and points")
+    p.add_argument(
+        "--self-check", action="store_true", help="also measure the latency that this client adds at the same load"
+    )
     p.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
     return p
 
