@@ -107,6 +107,17 @@ def _parser() -> argparse.ArgumentParser:
         "--html", type=Path, metavar="FILE", help="with --calibration: write the points and their scores as a page"
     )
     sub.add_argument("--json", action="store_true")
+    sub = command("score", _score, "results of another load generator against what this hardware should do")
+    sub.add_argument(
+        "--measured", type=Path, required=True, metavar="FILE",
+        help="of vllm bench serve, sglang bench_serving, guidellm, aiperf, inference-perf, or a CSV of requests",
+    )  # fmt: skip
+    sub.add_argument("--engine", metavar="NAME", help="default: the first that batches")
+    sub.add_argument(
+        "--workload", metavar="NAME", help="what of the requests the file does not tell; default: the only one there is"
+    )
+    sub.add_argument("--html", type=Path, metavar="FILE", help="a page of it")
+    sub.add_argument("--json", action="store_true")
     sub = command(
         "capacity",
         _capacity,
@@ -212,6 +223,15 @@ def _predict(options: argparse.Namespace) -> int:
     if options.html:
         return _published(options)
     return predict_cli.main(options.params, options.calibration, as_json=options.json)
+
+
+def _score(options: argparse.Namespace) -> int:
+    from . import score as score_cli
+
+    return score_cli.main(
+        options.params, options.measured, engine=options.engine, workload=options.workload, html=options.html,
+        as_json=options.json,
+    )  # fmt: skip
 
 
 def _capacity(options: argparse.Namespace) -> int:

@@ -67,6 +67,13 @@ class Workload(Strict):
         workload._laws = prompts, outputs
         return workload
 
+    @classmethod
+    def of_rows(cls, rows: traces.Trace) -> Workload:
+        """A workload of a trace that is no file."""
+        workload = cls.model_construct(trace="rows")
+        workload._trace = rows
+        return workload
+
     @model_validator(mode="after")
     def _one_source(self) -> Workload:
         if self.trace is None:

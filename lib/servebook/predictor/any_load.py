@@ -24,6 +24,7 @@ def predict_load(
     samples: int = SAMPLES,
     seed: int = 1,
     jitter_s: float = 0.0,
+    text: bool = False,
     **load: Any,
 ) -> PredictedPoint:
     """The predicted point (see Forecaster.point): means under `metrics`, p50, p90 and p99 of TTFT, TPOT and end-to-end
@@ -32,7 +33,7 @@ def predict_load(
     load: of PointSpec, concurrency for a closed loop, rate_per_s (with arrivals, gamma_shape, concurrency as a cap) for
     an open one, kind "burst" or "trace" (with speed); requests: a finite run of so many, measured from first to last.
     facts: what the server said of itself (kv_cache_tokens, max_num_batched_tokens, …). samples: draws of the constants
-    for the intervals.
+    for the intervals. text: prompts are sent as texts, as most tools do, and the server makes tokens of them.
     """
     kind = load.pop("kind", "arrival_rate" if load.get("rate_per_s") else "concurrency")
     if kind == "trace":
@@ -43,5 +44,6 @@ def predict_load(
         hardware=HardwareParams(gpu=gpu.name), engines={"engine": engine}, load=how,
     )  # fmt: skip
     f = forecaster(params, "engine", shape, gpu, facts=facts, samples=samples)
+    f.text = text
     spec = PointSpec("load", "engine", "load", kind, *workload.mean_tokens(), workload=workload, **load)
     return f.point(spec)

@@ -67,6 +67,7 @@ class Forecaster:
     seed: int = 1
     learned_prompts: frozenset[int] = frozenset()
     running_gauge: bool = False  # see Scenario
+    text: bool = False  # see Scenario
 
     def __post_init__(self) -> None:
         self.best: Times = self.server.times(self.calibration.constants)
@@ -93,7 +94,7 @@ class Forecaster:
             return unserved(spec, refusal)
         if overload := self.overload(spec):
             return unserved(spec, overload, self.load.max_seconds)
-        scenario = Scenario(self.server, spec, self.load, hit_share, self.running_gauge, cached_prompts)
+        scenario = Scenario(self.server, spec, self.load, hit_share, self.running_gauge, cached_prompts, text=self.text)
         count, first, expected = self._requests(scenario)
         each = spec.requests or count or 1
         draws = self._drawn[: max(2, DRAWN_REQUESTS // each)]
@@ -101,7 +102,9 @@ class Forecaster:
         # without pauses of clients to draw, one course of the arrivals is like the other
         seeds = SEEDS[: max(1, ENOUGH_REQUESTS // each) if spec.closed else 1]
         likely = [scenario.outcome(self.best, seed, count) for seed in seeds]
-        met = spec.clients != 1 and not self.server.naive  # requests that meet in a step, now so, now otherwise
+        # requests that meet in a step, now so, now otherwise; where a workload tells them one by one, the most probable
+        # constants tell how they meet
+        met = spec.clients != 1 and not self.server.naive and spec.workload is None
         central = typical([*likely, *drawn]) if met else average(likely)
         if spec.rate_per_s is not None and spec.requests is None:
             # a simulated window happens to hold more or fewer arrivals than the rate asks for
@@ -355,7 +358,7 @@ def _asked(spec: PointSpec) -> PredictedPoint:
     """A predicted point of which nothing but the load is known."""
     out: PredictedPoint = {
         "sweep": spec.sweep, "engine": spec.engine, "point": spec.point, "kind": spec.kind,
-        "concurrency": spec.concurrency, "rate_per_s": spec.rate_per_s, "prompt_tokens": spec.prompt_tokens,
+        "concurrency": spec.clients, "rate_per_s": spec.rate_per_s, "prompt_tokens": spec.prompt_tokens,
         "output_tokens": spec.output_tokens, "metrics": {},
     }  # fmt: skip
     if isinstance(spec, RepeatedPoint):

@@ -68,6 +68,7 @@ class Scenario:
     running_gauge: bool = False  # decode rate by vLLM's running gauge, as in the posts; else in flight − waiting gauge
     cached_prompts: int = 0  # instead of hit_share: the first so many prompts are there, and none after them
     overlap: int = 0  # of one group of several, whose load is its share already: chunks in the pipeline at once
+    text: bool = False  # prompts are sent as texts (other tools' way), not as token ids
     every: int = 1  # of one group of several in a finite run: it gets every so many-th request
     offset: int = 0  # from this one on
 
@@ -127,7 +128,13 @@ class Scenario:
             enough = warmup + 2 * count + 200  # arrivals go on until the last measured request has ended
             times = request_plan.due_times(spec, load, enough)
             return Traffic(
-                self.prompts(seed), spec.concurrency, arrivals_s=times, warmup=warmup, requests=count, seed=seed
+                self.prompts(seed),
+                spec.concurrency,
+                arrivals_s=times,
+                warmup=warmup,
+                requests=count,
+                seed=seed,
+                text=self.text,
             )
         c = spec.concurrency or 1
         if spec.fixed_requests is not None:
@@ -136,7 +143,7 @@ class Scenario:
             warmup, count = max(c, load.warmup_requests), most
         return Traffic(
             self.prompts(seed), concurrency=c, jitter_s=load.jitter_s, warmup=warmup, requests=requests or count,
-            seed=seed,
+            seed=seed, text=self.text,
         )  # fmt: skip
 
     def _finite(self, seed: int) -> Traffic:
@@ -144,11 +151,19 @@ class Scenario:
         if spec.closed:
             clients = min(spec.concurrency or 1, count)
             return Traffic(
-                self.prompts(seed), clients, jitter_s=self.load.jitter_s, requests=count, seed=seed, finite=True
+                self.prompts(seed),
+                clients,
+                jitter_s=self.load.jitter_s,
+                requests=count,
+                seed=seed,
+                finite=True,
+                text=self.text,
             )
         times = request_plan.due_times(spec, self.load, count)[self.offset :: self.every]
         cap = None if spec.concurrency is None else -(-spec.concurrency // self.every)
-        return Traffic(self.prompts(seed), cap, arrivals_s=times, requests=len(times), seed=seed, finite=True)
+        return Traffic(
+            self.prompts(seed), cap, arrivals_s=times, requests=len(times), seed=seed, finite=True, text=self.text
+        )
 
     def simulate(self, times: Times, seed: int = 1, requests: int | None = None, *, log: bool = False) -> Result:
         """The clients against the server, of several groups the largest. requests: to measure, of the whole load."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from .power import Power
 from .scheduler import Request, Scheduler, SchedulerConfig, Step
-from .simulated_clients import Clients, Measured, Traffic
+from .simulated_clients import TOKENIZE_S, Clients, Measured, Traffic
 
 
 class StepTimes(Protocol):
@@ -218,6 +218,7 @@ class _Engine:
         self.times, self.load, self.skip = times, load, skip
         self.clients, self.scheduler, self.depth = Clients(load), Scheduler(config), config.depth
         self.api, self.power = _ApiLoop(times.event_s), Power()
+        self.tokenize_s = TOKENIZE_S if load.text else 0.0
         self.block_size, self.kv_blocks = config.block_size, config.kv_blocks
         self.queue: deque[tuple[Step, float]] = deque()  # launched steps and when each ends
         self.ready: list[tuple[float, int, Request]] = []  # requests past the front end
@@ -252,7 +253,7 @@ class _Engine:
             if -(-(r.prompt_tokens + r.output_tokens - 1) // self.block_size) > self.kv_blocks:
                 raise ValueError("a request needs more KV blocks than there are")
             busy = self.times.frontend_busy(r.prompt_tokens)
-            self.frontend_free = max(self.frontend_free, sent) + busy
+            self.frontend_free = max(self.frontend_free, sent) + busy + self.tokenize_s * r.prompt_tokens
             r.ready_s = self.frontend_free + self.times.frontend(r.prompt_tokens) - busy
             heapq.heappush(ready, (r.ready_s, r.id, r))
         while ready and ready[0][0] <= now:

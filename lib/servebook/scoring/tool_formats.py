@@ -1,0 +1,265 @@
+"""The forms that other load generators' results come in, each read into a ToolResult."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..common.errors import ServebookError
+from .tool_result import LATENCIES, STATISTICS, TOOLS, Measured, ToolResult
+
+
+def _spread(values: Sequence[float] | np.ndarray) -> dict[str, float]:
+    if not len(values):
+        return {}
+    points = np.percentile(values, (50, 90, 99))
+    return {"mean": float(np.mean(values)), **dict(zip(STATISTICS[1:], map(float, points), strict=True))}
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _count(data: Mapping[str, Any], key: str, where: str) -> int:
+    value = _number(data.get(key))
+    if not value or value < 1:
+        raise ServebookError(f"tells no {key}", where, "Give the results of a run whose requests were answered")
+    return int(value)
+
+
+# --- vllm bench serve, sglang bench_serving --------------------------------------------------------------------------
+
+
+def vllm(d: Mapping[str, Any], where: str) -> ToolResult:
+    tool = "sglang" if "mean_e2e_latency_ms" in d else "vllm"
+    n = _count(d, "completed", where)
+    failed = int(_number(d.get("failed")) or 0)
+    names = {"ttft_s": ("ttft",), "tpot_s": ("tpot",), "e2e_s": ("e2el", "e2e_latency")}
+    measured: Measured = {}
+    for latency, keys in names.items():
+        told = {}
+        for statistic in STATISTICS:
+            prefixes = ("p50", "median") if statistic == "p50" else (statistic,)
+            given = [_number(d.get(f"{p}_{k}_ms")) for p in prefixes for k in keys]
+            if value := next((v for v in given if v is not None), None):
+                told[statistic] = value / 1e3
+        measured[latency] = told
+    rate = _number(d.get("request_rate"))
+    result = ToolResult(
+        tool, n + failed, [], measured, concurrency=d.get("max_concurrency"),
+        rate_per_s=rate, burstiness=_number(d.get("burstiness")) or 1.0, failed=failed,
+        request_rate_per_s=_number(d.get("request_throughput")), output_tok_per_s=_number(d.get("output_throughput")),
+    )  # fmt: skip
+    if result.concurrency is not None and rate is not None:
+        result.assumed.append("latencies counted from sending, without the wait for a free place")
+    _lengths(result, d, where)
+    _detailed(result, d)
+    how = f"{rate:g} requests/s" if rate else "all at once"
+    cap = f", at most {result.concurrency} in flight" if result.concurrency else ""
+    result.told.append(f"{n} requests answered, {how}{cap}")
+    return result
+
+
+def _lengths(result: ToolResult, d: Mapping[str, Any], where: str) -> None:
+    prompts, outputs = d.get("input_lens"), d.get("output_lens")
+    if isinstance(prompts, list) and isinstance(outputs, list) and len(prompts) == len(outputs) and prompts:
+        result.lengths = [(max(1, int(p)), max(1, int(o))) for p, o in zip(prompts, outputs, strict=True)]
+        result.requests = len(prompts)
+        result.told.append("lengths of every request")
+        return
+    n = result.requests - result.failed
+    mean = [round(_count(d, key, where) / n) for key in ("total_input_tokens", "total_output_tokens")]
+    result.lengths = [(max(1, mean[0]), max(1, mean[1]))]
+    result.told.append(f"mean lengths {mean[0]} in, {mean[1]} out")
+
+
+def _detailed(result: ToolResult, d: Mapping[str, Any]) -> None:
+    """Percentiles from every request, where the file has them."""
+    ttfts, itls = d.get("ttfts"), d.get("itls")
+    if not (isinstance(ttfts, list) and isinstance(itls, list) and len(ttfts) == len(result.lengths) > 1):
+        return
+    good = [i for i, t in enumerate(ttfts) if t and len(itls[i]) >= 1]
+    decode = [sum(itls[i]) for i in good]
+    tokens = [result.lengths[i][1] for i in good]
+    result.measured = {
+        "ttft_s": _spread([ttfts[i] for i in good]),
+        "tpot_s": _spread([s / (n - 1) for s, n in zip(decode, tokens, strict=True) if n > 1]),
+        "e2e_s": _spread([ttfts[i] + s for i, s in zip(good, decode, strict=True)]),
+    }
+    starts = d.get("start_times")
+    if isinstance(starts, list) and len(starts) == len(ttfts) and result.concurrency is None:
+        order = sorted(range(len(starts)), key=lambda i: starts[i])
+        result.starts_s = [starts[i] - starts[order[0]] for i in order]
+        result.lengths = [result.lengths[i] for i in order]
+        result.told.append("when every request was sent")
+
+
+# --- the others ------------------------------------------------------------------------------------------------------
+
+
+def _summary(told: Mapping[str, Any] | None, scale: float) -> dict[str, float]:
+    """Mean and percentiles of a metric, under the names that tools have for them."""
+    if not isinstance(told, Mapping):
+        return {}
+    nested = told.get("percentiles") if isinstance(told.get("percentiles"), Mapping) else {}
+    out = {}
+    for statistic, names in {
+        "mean": ("mean", "avg"),
+        "p50": ("p50", "median"),
+        "p90": ("p90",),
+        "p99": ("p99",),
+    }.items():
+        values = [_number(told.get(k)) if told.get(k) is not None else _number((nested or {}).get(k)) for k in names]
+        if (value := next((v for v in values if v is not None), None)) is not None:
+            out[statistic] = value * scale
+    return out
+
+
+def _find(data: Any, key: str) -> Any:
+    """The first value of a key, however deep it lies."""
+    if isinstance(data, Mapping):
+        if key in data:
+            return data[key]
+        data = list(data.values())
+    if isinstance(data, list):
+        for part in data[:50]:
+            if (found := _find(part, key)) is not None:
+                return found
+    return None
+
+
+def guidellm(d: Mapping[str, Any], where: str) -> ToolResult:
+    metrics = d.get("metrics")
+    if not isinstance(metrics, Mapping):
+        raise ServebookError("has no metrics", where, "Give guidellm's benchmarks.json")
+
+    def of(name: str, scale: float) -> dict[str, float]:
+        told = metrics.get(name)
+        return _summary(told.get("successful", told) if isinstance(told, Mapping) else None, scale)
+
+    strategy = _find({k: v for k, v in d.items() if k not in ("metrics", "requests")}, "strategy")
+    strategy = strategy if isinstance(strategy, Mapping) else {}
+    totals = metrics.get("request_totals") or d.get("request_totals") or _find(d, "request_totals") or {}
+    n = _count(totals, "successful", where)
+    lengths = [round(of(k, 1.0).get("mean", 0)) for k in ("prompt_token_count", "output_token_count")]
+    if not all(lengths):
+        raise ServebookError("guidellm tells no token counts", where, "Give the benchmarks.json of a run with usage")
+    kind = str(strategy.get("type_") or strategy.get("type") or "")
+    streams = _number(strategy.get("streams") or strategy.get("max_concurrency"))
+    rate = _number(strategy.get("rate"))
+    result = ToolResult(
+        "guidellm", n, [(lengths[0], lengths[1])],
+        {
+            "ttft_s": of("time_to_first_token_ms", 1e-3), "tpot_s": of("inter_token_latency_ms", 1e-3),
+            "e2e_s": of("request_latency", 1.0),
+        },
+        arrivals="constant" if kind == "constant" else "poisson",
+        request_rate_per_s=of("requests_per_second", 1.0).get("mean"),
+        output_tok_per_s=of("output_tokens_per_second", 1.0).get("mean"),
+        told=[f"{n} requests answered, strategy {kind or 'not told'}, mean lengths {lengths[0]} in, {lengths[1]} out"],
+    )  # fmt: skip
+    if kind == "synchronous":
+        result.concurrency = 1
+    elif streams and kind != "throughput":
+        result.concurrency = int(streams)
+    elif rate:
+        result.rate_per_s = rate
+    elif kind != "throughput":
+        raise ServebookError("guidellm tells neither streams nor a rate", where, "Give a run of a known strategy")
+    return result
+
+
+def aiperf(d: Mapping[str, Any], records: Mapping[str, Any], where: str) -> ToolResult:
+    def of(name: str) -> dict[str, float]:
+        told = records.get(name)
+        unit = told.get("unit") if isinstance(told, Mapping) else None
+        return _summary(told, 1e-3 if unit == "ms" else 1e-9 if unit == "ns" else 1.0)
+
+    n = round(of("request_count").get("mean", 0))
+    lengths = [round(of(k).get("mean", 0)) for k in ("input_sequence_length", "output_sequence_length")]
+    if not n or not all(lengths):
+        raise ServebookError(
+            "aiperf tells no request_count or sequence lengths", where, "Give profile_export_aiperf.json of a whole run"
+        )
+    concurrency, rate = _number(_find(d, "concurrency")), _number(_find(d, "request_rate"))
+    return ToolResult(
+        "aiperf", n, [(lengths[0], lengths[1])],
+        {"ttft_s": of("time_to_first_token"), "tpot_s": of("inter_token_latency"), "e2e_s": of("request_latency")},
+        concurrency=int(concurrency) if concurrency else None, rate_per_s=rate or None,
+        request_rate_per_s=of("request_throughput").get("mean"),
+        output_tok_per_s=of("output_token_throughput").get("mean"),
+        told=[f"{n} requests answered, mean lengths {lengths[0]} in, {lengths[1]} out"],
+    )  # fmt: skip
+
+
+def inference_perf(d: Mapping[str, Any], where: str) -> ToolResult:
+    good, load = d.get("successes") or {}, d.get("load_summary") or {}
+    n = _count(good, "count", where)
+    latency, flow = good.get("latency") or {}, good.get("throughput") or {}
+    lengths = [round(_summary(good.get(k), 1.0).get("mean", 0)) for k in ("prompt_len", "output_len")]
+    if not all(lengths):
+        raise ServebookError(
+            "inference-perf tells no prompt_len and output_len", where, "Give a stage's lifecycle file"
+        )
+    rate = _number(load.get("requested_rate")) or _number(load.get("achieved_rate"))
+    concurrency = _number(load.get("concurrency"))
+    result = ToolResult(
+        "inference-perf", n, [(lengths[0], lengths[1])],
+        {
+            "ttft_s": _summary(latency.get("time_to_first_token"), 1.0),
+            "tpot_s": _summary(latency.get("time_per_output_token"), 1.0),
+            "e2e_s": _summary(latency.get("request_latency"), 1.0),
+        },
+        concurrency=int(concurrency) if concurrency else None,
+        rate_per_s=None if concurrency else rate, arrivals="constant",
+        failed=int(_number((d.get("failures") or {}).get("count")) or 0),
+        request_rate_per_s=_number(flow.get("requests_per_sec")),
+        output_tok_per_s=_number(flow.get("output_tokens_per_sec")),
+        told=[f"{n} requests answered, mean lengths {lengths[0]} in, {lengths[1]} out"],
+        assumed=["arrivals at equal gaps, inference-perf's default"],
+    )  # fmt: skip
+    if result.concurrency is None and result.rate_per_s is None:
+        raise ServebookError("inference-perf tells no rate", where, "Give a file with load_summary.requested_rate")
+    return result
+
+
+def rows(rows: list[Mapping[str, str]], where: str) -> ToolResult:
+    """A CSV of requests."""
+    if not rows:
+        raise ServebookError("holds no results", where, f"Give a file of {TOOLS}")
+    needed = ("prompt_tokens", "output_tokens")
+    if missing := [k for k in needed if k not in rows[0]]:
+        raise ServebookError(
+            f"has no column {', '.join(missing)}", where, f"Needed: {', '.join(needed)}, and latencies"
+        )
+
+    def column(name: str) -> list[float]:
+        values = []
+        for line, row in enumerate(rows, 2):
+            if row.get(name) in (None, ""):
+                continue
+            try:
+                values.append(float(row[name]))
+            except ValueError:
+                raise ServebookError(f"{name} is {row[name]!r}", f"{where}, line {line}", "Write a number") from None
+        return values
+
+    prompts, outputs, starts = column("prompt_tokens"), column("output_tokens"), column("arrival_s")
+    measured = {latency: _spread(column(latency)) for latency in LATENCIES}
+    if len(prompts) != len(rows) or len(outputs) != len(rows):
+        raise ServebookError(
+            "some requests tell no length", where, "Fill prompt_tokens and output_tokens on every line"
+        )
+    if len(starts) != len(rows):
+        raise ServebookError(
+            "has no arrival_s", where, "Add a column arrival_s: when each request was sent, in seconds"
+        )
+    order = sorted(range(len(rows)), key=lambda i: starts[i])
+    return ToolResult(
+        "requests", len(rows), [(int(prompts[i]), int(outputs[i])) for i in order], measured,
+        starts_s=[starts[i] - starts[order[0]] for i in order], text=False,
+        told=[f"{len(rows)} requests with their lengths and arrivals"],
+    )  # fmt: skip

@@ -1,0 +1,45 @@
+"""What another load generator says of one load: how it loaded the server, and what it measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
+STATISTICS = ("mean", "p50", "p90", "p99")
+TOOLS = "vllm bench serve, sglang bench_serving, guidellm, aiperf, inference-perf, or a CSV of requests"
+# by how much each client's mean TTFT is late for every request in flight: what it said less what the server knew, at 64
+# side by side (benchmarks/README.md, two shared cores)
+TTFT_LATE_S = {"vllm": 62e-6, "sglang": 62e-6, "guidellm": 145e-6, "aiperf": 172e-6, "inference-perf": 103e-6}
+
+Measured = dict[str, dict[str, float]]  # latency → statistic → seconds
+
+
+@dataclass
+class ToolResult:
+    """One measured load. lengths: (prompt, output) tokens of every request in order, or one pair of means. starts_s:
+    when each was sent. told, assumed: conditions, in words."""
+
+    tool: str
+    requests: int
+    lengths: list[tuple[int, int]]
+    measured: Measured
+    concurrency: int | None = None
+    rate_per_s: float | None = None
+    arrivals: str = "poisson"
+    burstiness: float = 1.0
+    starts_s: list[float] = field(default_factory=list)
+    request_rate_per_s: float | None = None
+    output_tok_per_s: float | None = None
+    failed: int = 0
+    text: bool = True  # prompts were sent as texts
+    told: list[str] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        """The sweep kind that is such a load."""
+        if len(self.starts_s) == self.requests and self.concurrency is None:
+            return "trace"
+        if self.concurrency is not None and self.rate_per_s is None:
+            return "concurrency"
+        return "burst" if self.rate_per_s is None else "arrival_rate"

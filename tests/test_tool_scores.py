@@ -1,0 +1,171 @@
+"""`servebook score`: results of every tool are read alike, scored per percentile, and told what they lack."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servebook import cli
+from servebook.common.errors import ServebookError
+from servebook.scoring import tool_results
+
+PARAMS = """
+run: scored
+title: Scored
+model: {config: mistral-7b-v0.3, weights: dummy}
+hardware: {gpu: H200}
+engines: {vllm: {kind: vllm, max_num_batched_tokens: 8192, max_model_len: 16384}}
+"""
+VLLM = {
+    "backend": "openai", "num_prompts": 40, "request_rate": "inf", "burstiness": 1.0, "max_concurrency": 8,
+    "duration": 5.0, "completed": 40, "failed": 0, "total_input_tokens": 40000, "total_output_tokens": 4000,
+    "request_throughput": 8.0, "output_throughput": 800.0, "mean_ttft_ms": 60.0, "median_ttft_ms": 50.0,
+    "p99_ttft_ms": 200.0, "mean_tpot_ms": 6.0, "median_tpot_ms": 5.9, "p99_tpot_ms": 7.0,
+}  # fmt: skip
+SGLANG = {k: v for k, v in VLLM.items() if k != "num_prompts"} | {
+    "backend": "sglang", "request_rate": 4.0, "max_concurrency": None, "mean_e2e_latency_ms": 700.0,
+    "median_e2e_latency_ms": 690.0, "p99_e2e_latency_ms": 900.0,
+}  # fmt: skip
+
+
+def spread(mean: float) -> dict[str, Any]:
+    return {"mean": mean, "median": mean, "percentiles": {"p50": mean, "p90": 1.2 * mean, "p99": 1.5 * mean}}
+
+
+GUIDELLM = {
+    "benchmarks": [
+        {
+            "config": {"strategy": {"type_": "concurrent", "streams": 8}},
+            "metrics": {
+                "request_totals": {"successful": 40, "errored": 0},
+                "prompt_token_count": {"successful": spread(1000)}, "output_token_count": {"successful": spread(100)},
+                "time_to_first_token_ms": {"successful": spread(60)},
+                "inter_token_latency_ms": {"successful": spread(6)}, "request_latency": {"successful": spread(0.65)},
+                "requests_per_second": {"successful": spread(8)},
+                "output_tokens_per_second": {"successful": spread(800)},
+            },
+        }
+    ]
+}  # fmt: skip
+AIPERF = {
+    "request_count": {"unit": "requests", "avg": 40}, "request_throughput": {"unit": "requests/sec", "avg": 8.0},
+    "time_to_first_token": {"unit": "ms", "avg": 60.0, "p50": 50.0, "p90": 80.0, "p99": 200.0},
+    "inter_token_latency": {"unit": "ms", "avg": 6.0, "p50": 6.0}, "request_latency": {"unit": "ms", "avg": 650.0},
+    "input_sequence_length": {"unit": "tokens", "avg": 1000.0},
+    "output_sequence_length": {"unit": "tokens", "avg": 100.0},
+    "input_config": {"loadgen": {"concurrency": 8}},
+}  # fmt: skip
+INFERENCE_PERF = {
+    "load_summary": {"count": 40, "requested_rate": 4.0, "achieved_rate": 3.9},
+    "successes": {
+        "count": 40,
+        "latency": {
+            "request_latency": {"mean": 0.65, "median": 0.64, "p90": 0.7, "p99": 0.9},
+            "time_to_first_token": {"mean": 0.06, "median": 0.05}, "time_per_output_token": {"mean": 0.006},
+        },
+        "throughput": {"requests_per_sec": 3.9, "output_tokens_per_sec": 390.0},
+        "prompt_len": {"mean": 1000.0}, "output_len": {"mean": 100.0},
+    },
+    "failures": {"count": 0},
+}  # fmt: skip
+CSV = """arrival_s,prompt_tokens,output_tokens,ttft_s,tpot_s,e2e_s
+0,1000,100,0.05,0.006,0.65
+0.5,900,50,0.05,0.006,0.35
+"""
+
+
+def write(folder: Path, content: Any, name: str = "r.json") -> Path:
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "tool", "kind", "ttft"),
+    [
+        (VLLM, "vllm", "concurrency", 0.06), (json.dumps(SGLANG) + "\n", "sglang", "arrival_rate", 0.06),
+        (GUIDELLM, "guidellm", "concurrency", 0.06), (AIPERF, "aiperf", "concurrency", 0.06),
+        (INFERENCE_PERF, "inference-perf", "arrival_rate", 0.06), (CSV, "requests", "trace", 0.05),
+    ],
+)  # fmt: skip
+def test_every_tool_is_read(tmp_path, content, tool, kind, ttft):
+    (r,) = tool_results.read(write(tmp_path, content))
+    assert (r.tool, r.kind) == (tool, kind) and r.measured["ttft_s"]["mean"] == pytest.approx(ttft)
+    assert r.measured["tpot_s"]["mean"] == pytest.approx(0.006) and r.lengths[0] == (1000, 100)
+    assert r.told
+
+
+def test_detailed_results_tell_every_request(tmp_path):
+    detailed = VLLM | {
+        "max_concurrency": None, "input_lens": [10, 30, 20], "output_lens": [3, 3, 3], "completed": 3,
+        "ttfts": [0.1, 0.2, 0.3], "itls": [[0.01, 0.01]] * 3, "start_times": [5.0, 7.0, 6.0],
+    }  # fmt: skip
+    (r,) = tool_results.read(write(tmp_path, detailed))
+    assert r.kind == "trace" and r.starts_s == [0.0, 1.0, 2.0] and r.lengths == [(10, 3), (20, 3), (30, 3)]
+    assert r.measured["ttft_s"]["mean"] == pytest.approx(0.2) and r.measured["tpot_s"]["p99"] == pytest.approx(0.01)
+    assert r.measured["e2e_s"]["mean"] == pytest.approx(0.22)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ({"hello": 1}, "no tool that is known"),
+        ("[]", "no results"),
+        ({k: v for k, v in VLLM.items() if "ttft" not in k and "tpot" not in k}, "vllm tells no latency"),
+        (VLLM | {"completed": 0}, "tells no completed"),
+        ({k: v for k, v in VLLM.items() if k != "total_input_tokens"}, "tells no total_input_tokens"),
+        ("prompt_tokens,output_tokens,ttft_s\n5,5,0.1\n", "has no arrival_s"),
+        ("arrival_s,prompt_tokens,output_tokens,ttft_s\n0,5,5,soon\n", "ttft_s is 'soon'"),
+        ("{not json\n", "is no JSON"),
+        ({"benchmarks": [{"metrics": {"request_totals": {"successful": 3}}}]}, "guidellm tells no token counts"),
+    ],
+)  # fmt: skip
+def test_what_a_score_cannot_do_without_is_told_in_one_line(tmp_path, content, what):
+    with pytest.raises(ServebookError, match=what) as caught:
+        tool_results.read(write(tmp_path, content))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_command_scores_and_makes_a_page(tmp_path, capsys):
+    params, results = write(tmp_path, PARAMS, "p.yaml"), write(tmp_path, VLLM)
+    assert cli.main(["score", str(params), "--measured", str(results)]) == 0
+    said = capsys.readouterr().out
+    assert "40 requests answered, all at once, at most 8 in flight" in said
+    assert "every request of the mean length" in said
+    assert "TTFT p99 ms" in said and "The largest gap is" in said and "end to end" not in said.split("The largest")[0]
+    assert cli.main(["score", str(params), "--measured", str(results), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)[0]["rows"]
+    assert {r["statistic"] for r in rows if r["metric"] == "ttft_s"} == {"mean", "p50", "p99"}
+    page = tmp_path / "score.html"
+    assert cli.main(["score", str(params), "--measured", str(results), "--html", str(page)]) == 0
+    assert "Predicted against measured, per percentile" in page.read_text() and "TPOT p50" in page.read_text()
+    capsys.readouterr()
+    assert cli.main(["score", str(params), "--measured", str(results), "--workload", "none"]) == 1
+    assert "there is no workload 'none'" in capsys.readouterr().err
+
+
+def test_a_much_slower_server_is_told_with_its_cause(tmp_path, capsys):
+    slow = VLLM | {"mean_tpot_ms": 30.0, "median_tpot_ms": 30.0, "p99_tpot_ms": 40.0}
+    params, results = write(tmp_path, PARAMS, "p.yaml"), write(tmp_path, slow)
+    assert cli.main(["score", str(params), "--measured", str(results)]) == 0
+    said = capsys.readouterr().out
+    assert "measured slower than predicted" in said and "reading weights" in said
+
+
+def test_what_prompts_share_comes_from_the_parameters(tmp_path, capsys):
+    shared = (
+        PARAMS
+        + """
+workloads: {shared: {prompt_tokens: "900:1100", output_tokens: 100, shared_prefix: {tokens: 800}}}
+sweeps: {s: {kind: concurrency, workload: shared, concurrency: [8]}}
+"""
+    )
+    results = write(tmp_path, VLLM)
+    found = []
+    for name, text in (("p.yaml", PARAMS), ("s.yaml", shared)):
+        assert cli.main(["score", str(write(tmp_path, text, name)), "--measured", str(results), "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)[0]["rows"]
+        found.append(next(r["predicted"] for r in rows if (r["metric"], r["statistic"]) == ("ttft_s", "mean")))
+    assert found[1] < 0.8 * found[0]
