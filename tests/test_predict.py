@@ -10,6 +10,7 @@ from statistics import mean, stdev
 
 import pytest
 from servebook.common.errors import ServebookError
+from servebook.common.measured_point import MeasuredPoint
 from servebook.config import params, points
 from servebook.config.params import ModelParams, RunParams, Slo
 from servebook.hardware import catalog as hardware
@@ -237,7 +238,7 @@ def test_what_does_not_fit_gets_no_number(gpu, over, prompt, says):
 
 
 def test_no_engine_of_that_name():
-    row = {"engine": "other", "sweep": "s", "point": "c1", "concurrency": 1, "prompt_tokens": 8, "output_tokens": 8}
+    row = MeasuredPoint(sweep="s", engine="other", point_id="c1", concurrency=1, prompt_tokens=8, output_tokens=8)
     with pytest.raises(ServebookError, match="'other'"):
         predict.predict_published(run_params(), SHAPE, A40, [row])
 
@@ -363,7 +364,7 @@ def test_plan_stops_a_sweep_at_its_minutes():
         "minutes_per_engine": {"hf": 3.0},
     }  # fmt: skip
     plan = planning.plan(run_params(sweeps={"long": sweep}), SHAPE, A40)
-    rows = [r for r in plan["rows"] if r["sweep"] == "long" and r.engine == "hf"]
+    rows = [r for r in plan["rows"] if r["sweep"] == "long" and r["engine"] == "hf"]
     assert rows[0]["wall_s"] > 0 and rows[-1]["wall_s"] == 0 and "minutes_per_engine" in rows[-1]["note"]
 
 
@@ -426,7 +427,7 @@ def test_an_open_loop_beyond_what_the_server_serves_has_a_note_and_no_figures():
         not over["fits"] and over["metrics"] == {} and over["note"].startswith("overloaded: 1000 requests/s are more")
     )
     rows = planning.plan(p, SHAPE, A40)["rows"]
-    assert [r["wall_s"] > 20 for r in rows if r.engine == "vllm" and r["point"].startswith("r1000")] == [True]
+    assert [r["wall_s"] > 20 for r in rows if r["engine"] == "vllm" and r["point"].startswith("r1000")] == [True]
 
 
 def test_a_point_that_ends_by_its_time_says_so():

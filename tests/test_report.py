@@ -219,7 +219,9 @@ def test_a_miss_says_where_an_open_loop_got_another_rate_than_it_was_to_have() -
          "ttft_mean_s": 0.1, "verdict": "valid"}
         for r, more in ((10.0, 1.01), (20.0, 1.13))
     ]  # fmt: skip
-    said = [{k: r.get(k) for k in (*score.KEY, *score.CONDITIONS)} | {"metrics": {"ttft_s": 0.05}} for r in rows]
+    said = [
+        {k: r.get(k) for k in (*score.KEY, *score.CONDITIONS)} | {"metrics": {"ttft_s": {"value": 0.05}}} for r in rows
+    ]
     prose = tables.misses_prose(score.score(rows, said)).replace("\u00a0", " ")
     assert "Of 20 requests/s there happened to come 22.6/s." in prose and "Of 10 requests/s" not in prose
 
