@@ -147,11 +147,18 @@ def test_points_that_the_parameters_dropped_are_left_out_until_they_are_back(tmp
     assert points(book) == sorted(there)
 
 
+def measured_of(spec):
+    return MeasuredPoint(
+        sweep=spec.sweep, engine=spec.engine, point_id=spec.point, prompt_tokens=spec.prompt_tokens,
+        output_tokens=spec.output_tokens,
+    )  # fmt: skip
+
+
 def test_a_parameter_that_a_later_version_adds_makes_no_point_another(book, monkeypatch):
     (spec, *_) = book.specs("vllm", "short_prompts")
     assert book.ledger.begin(spec) is None
-    book.ledger.keep(spec, {"sweep": spec.sweep, "engine": spec.engine, "point": spec.point})
-    made_with = book.ledger._ingredients_file
+    book.ledger.keep(spec, measured_of(spec))
+    made_with = book.files.made_with
     now = json.loads(made_with.read_text())
 
     def stored(part, **changes):

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from servebook.common import files
 from servebook.common.errors import ServebookError
 from servebook.engines import guard, ports, process, records
 
@@ -170,7 +171,7 @@ def test_stale_record_ends_only_what_carries_its_token(tmp_path: Path) -> None:
     dead = {"pid": 1, "started_ticks": -1, "boot": "x"}
     record = {"kind": "vllm", "url": "http://127.0.0.1:1", "model": "m"}
     who = records.identity(stranger.pid) | {"started_ticks": 1}  # the pid went to somebody else since
-    process.write_record(
+    files.write_json(
         records.record_of(tmp_path, "e"),
         {**record, "process": {"token": "t1", "owner": dead, "guard": dead, "server": who}},
     )
@@ -214,9 +215,9 @@ def test_folder_that_cannot_be_written_is_one_line_and_leaves_nothing(
         process.launch("e", double(), tmp_path)
 
     def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise ServebookError("cannot write (No space left on device)")
 
-    monkeypatch.setattr(process, "write_record", full)
+    monkeypatch.setattr(process.files, "write_json", full)
     before = set(psutil.pids())
     with pytest.raises(ServebookError, match=r"No space left on device"):
         process.launch("e", double(), tmp_path / "other")

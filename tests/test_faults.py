@@ -254,7 +254,7 @@ def test_a_killed_server_costs_one_point_and_the_report_says_which(
     assert "c0002 was not measured: e ended (SIGKILL" in page
     monkeypatch.setenv("SERVEBOOK_OUTPUTS", str(tmp_path / "out"))
     book = Book.open(tmp_path / "r.yaml")
-    assert book.ledger.missing("e", ["short_prompts"])
+    assert book.ledger.missing("e", ["short_prompts"], None)
     book.measure("short_prompts", "e")
     assert run.points() == ["c0001", "c0002", "c0004"] and book.stopped() == []
 

@@ -16,12 +16,12 @@ HEADER = "peer,sweep,engine,point,ttft_s,tpot_s\n"
 
 
 def test_a_run_without_peers_says_nothing(tmp_path):
-    assert peers.read(tmp_path) == []
+    assert peers.read(tmp_path / "peers.csv") == []
 
 
 def test_one_stage_a_peer_with_the_metrics_it_gives(tmp_path):
     (tmp_path / "peers.csv").write_text(HEADER + "a 1,s,e,c0002,0.5,\nb 2,s,e,c0002,,0.02\na 1,s,e,c0004,0.75,0.03\n")
-    first, second = peers.read(tmp_path)
+    first, second = peers.read(tmp_path / "peers.csv")
     assert first["stage"] == "a 1" and [p["metrics"] for p in first["points"]] == [
         {"ttft_s": {"value": 0.5}}, {"ttft_s": {"value": 0.75}, "tpot_s": {"value": 0.03}},
     ]  # fmt: skip
@@ -45,13 +45,13 @@ def test_one_stage_a_peer_with_the_metrics_it_gives(tmp_path):
 def test_a_faulty_file_is_one_line(tmp_path, text, said):
     (tmp_path / "peers.csv").write_text(text)
     with pytest.raises(ServebookError, match=said) as fault:
-        peers.read(tmp_path)
+        peers.read(tmp_path / "peers.csv")
     assert "\n" not in str(fault.value)
 
 
 def test_a_file_from_a_spreadsheet_and_blanks_around_cells_are_read(tmp_path):
     (tmp_path / "peers.csv").write_text("\ufeff" + HEADER.replace("\n", "\r\n") + "a 1, s ,e,c0002, 0.5 ,\r\n")
-    (peer,) = peers.read(tmp_path)
+    (peer,) = peers.read(tmp_path / "peers.csv")
     assert peer["points"] == [{"sweep": "s", "engine": "e", "point": "c0002", "metrics": {"ttft_s": {"value": 0.5}}}]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from servebook import engines
@@ -92,9 +91,9 @@ def test_another_version_of_the_server_is_measured_again(tmp_path: Path, monkeyp
     monkeypatch.setenv("SERVEBOOK_OUTPUTS", str(tmp_path / "out"))
     (tmp_path / "r.yaml").write_text(TEXT.format(model=SMALL, engine="{kind: naive}"))
     book = Book.open(tmp_path / "r.yaml", create=True)
-    facts: dict[str, Any] = {"version": engines.installed_version(book.params, "e")}
-    assert facts["version"].startswith("transformers ")
+    installed = engines.installed_version(book.params, "e")
+    assert installed is not None and installed.startswith("transformers ")
     (book.dir / "engines").mkdir()
-    for version, again in ((facts["version"], False), ("transformers 1.0", True)):
+    for version, again in ((installed, False), ("transformers 1.0", True)):
         (book.dir / "engines/e.json").write_text(json.dumps({"version": version}))
-        assert book.ledger.missing("e", [None]) is again
+        assert book.ledger.missing("e", [None], installed) is again

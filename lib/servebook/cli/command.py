@@ -315,7 +315,7 @@ def _post(options: argparse.Namespace) -> int:
     from ..run_folder.lock_and_signals import orderly_signals, single_run
 
     book = Book.open(options.run) if options.run.is_file() else Book.at(options.run)
-    post = book.dir / "notebooks" / "08_post.ipynb"
+    post = book.files.notebooks / "08_post.ipynb"
     if not post.exists():
         with single_run(book.dir), orderly_signals():
             retell(book.dir, on_step=_say)
@@ -357,7 +357,7 @@ def _report(options: argparse.Namespace) -> int:
 
     book = Book.at(options.run_dir)
     with single_run(book.dir), orderly_signals():
-        if options.again or not (book.dir / "notebooks").exists():
+        if options.again or not (book.files.notebooks).exists():
             retell(book.dir, on_step=_say)
         elif behind := out_of_date(book):
             _say(f"executing the notebooks again: {behind}")
@@ -367,7 +367,7 @@ def _report(options: argparse.Namespace) -> int:
                 _say(f"servebook: {error}")
                 for line in book.ledger.unfinished():
                     _say(f"servebook: {line}")
-        print(pipeline.report(book, str(options.run_dir / "params.yaml")))
+        print(pipeline.report(book, str(book.files.params)))
     return 0
 
 

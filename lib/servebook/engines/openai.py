@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import model
+from ..common import files
 from ..common.errors import ServebookError
 from ..config.params import OpenAIEngine, RunParams
 from . import secrets
@@ -20,7 +21,7 @@ from .environment import server_environment
 from .facts import blank_facts, from_metrics, from_sglang, merge
 from .http import answers, get_json, http_get, http_status, served_models
 from .process import Launch, launch
-from .records import record_of, write_record
+from .records import record_of
 
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
@@ -128,7 +129,7 @@ def connect(name: str, engine: OpenAIEngine, run_dir: Path) -> Remote:
     facts = merge(_facts(url, key, entry), blank_facts(kind="openai", name=name, url=url, model=name_of))
     if not engine.model and len(ids) > 1:
         facts["note"] = f"{name} serves {len(ids)} models: {name_of}, the first, is measured ({where}.model names one)"
-    write_record(record_of(run_dir, name), {**facts, "process": None})
+    files.write_json(record_of(run_dir, name), {**facts, "process": None})
     return Remote(name, url, name_of, facts, key)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..common import files
 from ..common.errors import ServebookError
 from ..hardware.catalog import GIB, nvml, visible_handles
 from . import logs
@@ -24,7 +25,7 @@ from .base import Engine
 from .facts import blank_facts
 from .http import answers, healthy, served_models
 from .ports import LOOPBACK, free_port, require_free
-from .records import TOKEN, end_processes, identity, log_of, ours, read_record, record_of, write_record
+from .records import TOKEN, end_processes, identity, log_of, ours, read_record, record_of
 
 GUARD = Path(__file__).with_name("guard.py")
 GRACE_S = 15.0
@@ -70,7 +71,7 @@ class Server(Engine):
         self.facts = blank_facts(kind=launch.kind, name=name, url=self.url, model=launch.model, pid=pid)
         try:
             self._write(self._process())
-        except OSError:
+        except ServebookError:
             self.stop()
             raise
 
@@ -121,7 +122,7 @@ class Server(Engine):
                 self._guard.stdout.close()
             if self._guard.poll() is not None:
                 self._note_memory_left()
-                with contextlib.suppress(OSError):  # a full disk must not hide why the run ends
+                with contextlib.suppress(ServebookError):  # a full disk must not hide why the run ends
                     if not self._replaced():
                         self._write(None)
 
@@ -148,7 +149,7 @@ class Server(Engine):
         }
 
     def _write(self, process: dict[str, Any] | None) -> None:
-        write_record(self._record, {**self.facts, "process": process})
+        files.write_json(self._record, {**self.facts, "process": process})
 
     def _replaced(self) -> bool:
         """Whether the record is another start's by now: this one had failed and was started again."""

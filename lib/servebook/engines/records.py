@@ -8,7 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ..common import files
 from ..common.errors import ServebookError
+from ..run_folder.layout import RunFiles
 from .base import Engine
 from .http import healthy
 
@@ -17,20 +19,12 @@ TOKEN = "SERVEBOOK_SERVER"  # environment variable that marks a server and all i
 
 def log_of(run_dir: Path, name: str) -> Path:
     """Where an engine's log is."""
-    return run_dir / "engines" / f"{name}.log"
+    return RunFiles(run_dir).engine_log(name)
 
 
 def record_of(run_dir: Path, name: str) -> Path:
     """Where an engine's record is."""
-    return run_dir / "engines" / f"{name}.json"
-
-
-def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(record, indent=1))
-    os.replace(partial, path)
+    return RunFiles(run_dir).engine_record(name)
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -117,7 +111,7 @@ def end_recorded(run_dir: Path, name: str) -> None:
     record = read_record(path)
     if process := record.get("process"):
         end_processes(ours(process["token"]))
-        write_record(path, {**record, "process": None})
+        files.write_json(path, {**record, "process": None})
 
 
 def ours(token: str) -> list[int]:

@@ -16,6 +16,7 @@ from ..hardware.catalog import Gpu, resolve
 from ..model.reader import ModelShape, load_shape
 from ..run.book import Book, outputs_folder
 from ..run_folder import published, results
+from ..run_folder.layout import RunFiles, run_folders
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,14 @@ class Run:
 def names() -> dict[str, Path]:
     """Every run that can be laid beside a prediction, by the name that `load` takes: folders and published CSVs."""
     found: dict[str, Path] = {}
-    for folder in sorted(outputs_folder().glob("*/params.yaml")):
-        found[folder.parent.name] = folder.parent
-    for folder in sorted((ROOT / "outputs" / "reference").glob("*/params.yaml")):
-        found.setdefault(f"{folder.parent.name} (reference)", folder.parent)
+    for folder in run_folders(outputs_folder()):
+        found[folder.name] = folder
+    for folder in run_folders(ROOT / "outputs" / "reference"):
+        found.setdefault(f"{folder.name} (reference)", folder)
     for csv in sorted((ROOT / "outputs" / "published").glob("*.csv")):
         if csv.with_name(f"{csv.stem}.facts.json").exists():
             found[f"{csv.stem} (published)"] = csv
-    return {
-        name: path for name, path in found.items() if path.suffix == ".csv" or any(path.glob("requests/*/*/*.json"))
-    }
+    return {name: path for name, path in found.items() if path.suffix == ".csv" or RunFiles(path).points()}
 
 
 def load(name: str) -> Run:
@@ -84,7 +83,7 @@ def load(name: str) -> Run:
 
 def _stamp(folder: Path) -> int:
     """Changes when a point is added, so that a run that is still measuring is read again."""
-    return max((d.stat().st_mtime_ns for d in folder.glob("requests/*/*")), default=0)
+    return max((d.stat().st_mtime_ns for d in RunFiles(folder).point_folders()), default=0)
 
 
 @lru_cache(maxsize=16)

@@ -22,6 +22,7 @@ from ..config.params import Load, Slo
 from ..config.points import PointSpec, RepeatedPoint
 from ..config.workloads import Workload
 from ..run_folder import results
+from ..run_folder.layout import RunFiles
 from ..scoring.audit import judge
 from . import finished, summary
 from .client import Client, CountBy, Reply, now, without_secrets
@@ -265,7 +266,7 @@ def _prompt_labels(spec: PointSpec, load: Load, run_dir: Path | None, prompt_set
     prompts, for a server that still runs may have them in its prefix cache."""
     if run_dir is None:
         return (load.seed, prompt_set) if prompt_set else (load.seed, spec.sweep, spec.engine, spec.point)
-    salt = run_dir / "requests" / "prompts.salt"
+    salt = RunFiles(run_dir).prompts_salt
     if not salt.exists():
         files.write_text(salt, os.urandom(8).hex() + "\n")
     labels = (load.seed, run_dir.name, salt.read_text())

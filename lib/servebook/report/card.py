@@ -9,16 +9,16 @@ from typing import Any
 from ..charts import lines, words
 from ..charts.style import LIGHT, plain_log, theme, y_axis
 from ..common import files
-from ..run_folder import results
+from ..run_folder import frozen_predictions, results, stored_params
+from ..run_folder.layout import RunFiles
 from ..scoring import score
-from . import folder
 
 
 def write_card(run_dir: Path | str) -> Path:
     """Write `card.png` into the run's folder from its points and predictions, and return its path."""
     run_dir = Path(run_dir)
-    figure = card(results.read_points(run_dir), folder.predictions(run_dir), folder.params(run_dir))
-    path = run_dir / "card.png"
+    figure = card(results.read_points(run_dir), frozen_predictions.read(run_dir), stored_params.read(run_dir))
+    path = RunFiles(run_dir).card
     with files.writing(path) as scratch, theme():
         figure.savefig(scratch, format="png", dpi=100, metadata={"Software": None})
     return path

@@ -17,9 +17,9 @@ from ..common.errors import ServebookError
 from ..common.measured_point import MeasuredPoint
 from ..common.predicted_point import StagePrediction
 from ..config.points import CALIBRATION
-from ..run_folder import results
+from ..run_folder import frozen_predictions, results, stored_params
+from ..run_folder.layout import RunFiles
 from ..scoring import score, standing
-from . import folder
 from .markup import Html, columns, table, where, with_range
 from .page import Body, write_page
 from .render import downloads
@@ -47,7 +47,7 @@ def compare(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
                 "no measured point is stored here", str(run_dir), "Give a folder under outputs/ that holds a run"
             )
         name = run_dir.name if run_dir.name not in runs else str(run_dir)
-        frozen, asked = folder.predictions(run_dir), folder.params(run_dir)
+        frozen, asked = frozen_predictions.read(run_dir), stored_params.read(run_dir)
         runs[name] = {"points": points, "frozen": frozen, "params": asked, "gpu": _gpu(run_dir)}
     names = list(runs)
     title = f"{words.listing(names)} compared"
@@ -61,7 +61,7 @@ def compare(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
 
 def _gpu(run_dir: Path) -> str | None:
     """The hardware by the name it was found under, where the run stored it."""
-    stored = files.read_json(run_dir / "hardware.json")
+    stored = files.read_json(RunFiles(run_dir).hardware)
     return stored["gpu"]["name"] if stored else None
 
 

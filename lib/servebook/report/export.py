@@ -13,8 +13,8 @@ import yaml
 from ..charts.svg import stand_alone
 from ..common import files
 from ..common.errors import ServebookError
-from ..run_folder import results
-from . import folder, notes
+from ..run_folder import results, stored_params
+from . import notes
 from .outputs import terminal_text
 from .render import described, put_notes
 from .scrub import Scrub
@@ -40,7 +40,7 @@ def export_post(run_dir: Path | str, post: Path | str, out: Path | str, *, front
             "cannot read the notebook", str(post), "Run the post again: servebook run --only"
         ) from error
     run_dir, out = Path(run_dir), Path(out)
-    run = folder.params(run_dir)
+    run = stored_params.read(run_dir)
     Scrub(run_dir).notebook(notebook)
     put_notes(notebook, notes.read(run_dir, run.get("run")))
     parts: list[str] = []

@@ -12,9 +12,8 @@ from pathlib import Path
 from ..charts import words
 from ..common.errors import ServebookError
 from ..common.files import ROOT
-from ..run_folder import results
+from ..run_folder import frozen_predictions, results
 from ..scoring import score
-from . import folder
 from .markup import unit_of
 
 TAG = "author-notes"  # of the cell whose place in the post they take
@@ -58,7 +57,7 @@ def fill(text: str, run_dir: Path, name: str = "notes") -> str:
 
 def _value(run_dir: Path, sweep: str, engine: str, point: str, column: str) -> float | None:
     if column.startswith("predicted "):
-        frame = score.prediction_frame(folder.predictions(run_dir))
+        frame = score.prediction_frame(frozen_predictions.read(run_dir))
         own = frame[(frame["stage"] == score.best_stage(frame, engine)) & (frame["engine"] == engine)]
         own = own[(own["sweep"] == sweep) & (own["point"] == point) & (own["metric"] == column.split()[1])]
         return float(own["predicted"].iloc[-1]) if len(own) else None

@@ -10,8 +10,9 @@ from typing import Any
 from ..charts.words import listing
 from ..common.errors import ServebookError
 from ..config.points import CALIBRATION
-from ..run_folder import results
-from . import folder, notes, outputs
+from ..run_folder import frozen_predictions, results, stored_params
+from ..run_folder.layout import RunFiles
+from . import notes, outputs
 from .markdown import Ids, Renderer, markdown, slug
 from .page import FIXED_IDS, TEMPLATE, Chapter, download, write_page
 from .scrub import Scrub
@@ -31,14 +32,14 @@ def render(
     """
     run_dir = Path(run_dir)
     paths = [Path(n) for n in notebooks]
-    out = Path(out) if out else run_dir / "report.html"
+    out = Path(out) if out else RunFiles(run_dir).report
     ids = Ids()
     for fixed in FIXED_IDS:
         ids.new(fixed)
     anchors = {p.name: ids.new("post" if _is_post(p) else slug(p.stem)) for p in paths}
     posts = [p for p in paths if _is_post(p)]
     others = [p for p in paths if not _is_post(p)]
-    scrub, said = Scrub(run_dir), notes.read(run_dir, folder.params(run_dir).get("run"))
+    scrub, said = Scrub(run_dir), notes.read(run_dir, stored_params.read(run_dir).get("run"))
     post = [chapter(p, ids, anchors, post=True, scrub=scrub, said=said) for p in posts]
     chapters = [chapter(p, ids, anchors, post=False, scrub=scrub) for p in others]
     _tell_apart(others, chapters)
@@ -166,7 +167,7 @@ def highlight(source: str) -> str:
 
 
 def _context(run_dir: Path) -> dict[str, Any]:
-    run = folder.params(run_dir)
+    run = stored_params.read(run_dir)
     return {
         "title": run.get("title"),
         "description": run.get("description") or described(run, run_dir),
@@ -184,7 +185,7 @@ def described(run: Mapping[str, Any], run_dir: Path) -> str:
     if not name or not run.get("engines"):
         return "LLM serving: predicted, measured, explained."
     on = f" on {card}" if card and card not in ("auto", "detect") else ""
-    measured = [e for e in run["engines"] if any(run_dir.glob(f"requests/*/{e}/*.json"))]
+    measured = [e for e in run["engines"] if RunFiles(run_dir).points(e)]
     served = f"{name}{on}, served by {listing(measured or list(run['engines']))}"
     return f"{served}: every point predicted first, then measured, every miss explained."
 
@@ -192,7 +193,7 @@ def described(run: Mapping[str, Any], run_dir: Path) -> str:
 def _stamp(run_dir: Path) -> list[str]:
     """When each prediction was frozen and when the first measurement of a sweep began."""
     lines = []
-    for entry in folder.predictions(run_dir)["frozen"]:
+    for entry in frozen_predictions.read(run_dir)["frozen"]:
         digest = str(entry.get("inputs_sha256") or "")[:12]
         lines.append(
             f"Prediction “{entry['stage']}” frozen {entry.get('time_utc')}" + (f" (inputs {digest}…)" if digest else "")
@@ -229,7 +230,7 @@ def _bytes(path: Path) -> bytes:
 def _predictions_csv(run_dir: Path) -> bytes:
     from ..scoring.score import prediction_frame
 
-    stored = folder.predictions(run_dir)
+    stored = frozen_predictions.read(run_dir)
     if not stored["frozen"]:
         return b""
     frame = prediction_frame(stored)

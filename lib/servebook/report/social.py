@@ -7,9 +7,9 @@ from typing import Any
 
 from ..charts import words
 from ..common import files
-from ..run_folder import results
+from ..run_folder import frozen_predictions, results, stored_params
+from ..run_folder.layout import RunFiles
 from ..scoring import analysis, score
-from . import folder
 from .markup import METRIC_NAMES, place, unit_of, where
 
 
@@ -18,8 +18,8 @@ def write_social(run_dir: Path | str) -> Path:
     from .card import write_card
 
     run_dir = Path(run_dir)
-    text = social(results.read_points(run_dir), folder.predictions(run_dir), folder.params(run_dir))
-    path = files.write_text(run_dir / "social.md", text)
+    text = social(results.read_points(run_dir), frozen_predictions.read(run_dir), stored_params.read(run_dir))
+    path = files.write_text(RunFiles(run_dir).social, text)
     write_card(run_dir)
     return path
 

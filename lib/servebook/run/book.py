@@ -19,6 +19,7 @@ from ..common.predicted_point import StagePrediction
 from ..config import params, points
 from ..predictor import predict
 from ..run_folder import frozen_predictions
+from ..run_folder.layout import RunFiles
 from . import measuring, preflight
 from .preflight import Check
 from .working_run import WorkingRun
@@ -40,8 +41,6 @@ def outputs_folder() -> Path:
 class Book(WorkingRun):
     """A run that can be worked on: opened from its parameters, predicted, served, measured."""
 
-    PREFLIGHT = "preflight.json"  # in the run's folder: the checks of the machine that measured
-
     @classmethod
     def open(cls, params_path: str | Path, *, create: bool = False) -> Book:
         """The run of a parameter file. With create, its folder is made and the resolved parameters written into it."""
@@ -59,7 +58,7 @@ class Book(WorkingRun):
     @classmethod
     def at(cls, run_dir: Path) -> Book:
         """A stored run by its folder (relative model paths are not needed again once it ran)."""
-        resolved = run_dir / "params.yaml"
+        resolved = RunFiles(run_dir).params
         if not resolved.exists():
             raise ServebookError(
                 "no run is stored here", str(run_dir), "Give a folder under outputs/ that holds params.yaml"
@@ -109,7 +108,7 @@ class Book(WorkingRun):
     def _create(self, resolved: str) -> None:
         try:
             self.dir.mkdir(parents=True, exist_ok=True)
-            stored = self.dir / "params.yaml"
+            stored = self.files.params
             if not stored.exists() or stored.read_text() != resolved:
                 files.write_text(stored, resolved)
                 self.ledger.sort()
@@ -125,7 +124,7 @@ class Book(WorkingRun):
     def preflight(self) -> list[Check]:
         """Whether this machine is fit to run it; kept with the run."""
         checks = preflight.run(self.params, self.base, self.dir)
-        files.write_json(self.dir / self.PREFLIGHT, [asdict(c) for c in checks])
+        files.write_json(self.files.preflight, [asdict(c) for c in checks])
         return checks
 
     # --- predictions --------------------------------------------------------------------------------------------
@@ -189,7 +188,7 @@ class ToldAgain(Book):
 
     def preflight(self) -> list[Check]:
         """The checks of the machine that measured, [] where none were kept."""
-        return [Check(**c) for c in files.read_json(self.dir / self.PREFLIGHT) or []]
+        return [Check(**c) for c in files.read_json(self.files.preflight) or []]
 
     def predict(self, engine: str | None = None) -> StagePrediction:
         """What stands in ink."""

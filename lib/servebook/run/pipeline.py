@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import engines
 from ..common.errors import ServebookError
 from ..common.files import ROOT
 from ..config.params import RunParams
@@ -142,7 +143,7 @@ def report(book: Book, params_path: str) -> Path:
     from ..report.render import render
     from ..report.social import write_social
 
-    copies = chapters(book.params, params_path, book.dir / "notebooks")
+    copies = chapters(book.params, params_path, book.files.notebooks)
     if not copies:
         raise ServebookError("no executed notebook to render", str(book.dir), "Run `servebook run` first")
     write_social(book.dir)
@@ -159,7 +160,7 @@ def _execute(book: Book, plan: list[Step], progress: Progress, outcome: Outcome)
                 continue
             progress.say(step.copy_name.removesuffix(".ipynb"))
             book.sessions.note(outcome.faults)
-            source, target = NOTEBOOKS / f"{step.notebook}.ipynb", book.dir / "notebooks" / step.copy_name
+            source, target = NOTEBOOKS / f"{step.notebook}.ipynb", book.files.notebooks / step.copy_name
             try:
                 execute(source, target, step.parameters, on_retry=progress.note)
             except ServebookError as error:
@@ -195,8 +196,10 @@ class _Bench:
         elif name and self._engine and not self._engine.alive():
             self.failed(name)
         self._name = name
-        if name is None or self._engine or name in self._unavailable or not self._book.ledger.missing(name, sweeps):
+        if name is None or self._engine or name in self._unavailable:
             return name not in self._unavailable
+        if not self._book.ledger.missing(name, sweeps, engines.installed_version(self._book.params, name)):
+            return True
         self._progress.say(f"starting {name}")
         try:
             self._engine = self._book.start(name)

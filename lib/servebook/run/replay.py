@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..common.errors import ServebookError
+from ..run_folder.layout import point_of
 from . import pipeline
 from .book import STORED, Book, ToldAgain
 from .notebook_execution import execute
@@ -24,12 +25,12 @@ def retell(run_dir: Path, on_step: Callable[[str], None] = lambda _: None) -> No
     before = os.environ.get(STORED)
     os.environ[STORED] = str(run_dir)  # inherited by the kernels: see Book.open
     try:
-        every = pipeline.steps(book.params, str(run_dir / "params.yaml"))
+        every = pipeline.steps(book.params, str(book.files.params))
         steps = [s for s in every if s.engine is None or book.facts(s.engine)]
         for k, step in enumerate(steps, 1):
             on_step(f"[{k}/{len(steps)}] {step.copy_name.removesuffix('.ipynb')}")
             source = pipeline.NOTEBOOKS / f"{step.notebook}.ipynb"
-            execute(source, run_dir / "notebooks" / step.copy_name, step.parameters)
+            execute(source, book.files.notebooks / step.copy_name, step.parameters)
     finally:
         os.environ.pop(STORED) if before is None else os.environ.update({STORED: before})
 
@@ -37,16 +38,18 @@ def retell(run_dir: Path, on_step: Callable[[str], None] = lambda _: None) -> No
 def out_of_date(book: Book) -> str | None:
     """Why the executed notebooks do not show all that is stored; None where they do. A run that was interrupted has
     points that no notebook came to, and no last chapters."""
-    copies, stored = book.dir / "notebooks", book.dir / "requests"
-    if not any(stored.glob("*/*/*.json")):
+    stored: dict[tuple[str, str], list[Path]] = {}
+    for path in book.files.points():
+        stored.setdefault(point_of(path)[:2], []).append(path)
+    if not stored:
         return None
     for step in pipeline.steps(book.params, ""):
-        copy = copies / step.copy_name
+        copy = book.files.notebooks / step.copy_name
         if step.engine and not book.facts(step.engine):
             continue  # never started: its points are told as missing
         if not copy.exists():
             return f"{step.copy_name} is missing"
-        points = stored.glob(f"{step.sweep}/{step.engine}/*.json") if step.sweep else ()
+        points = stored.get((step.sweep, step.engine), []) if step.sweep and step.engine else []
         if any(p.stat().st_mtime > copy.stat().st_mtime for p in points):
             return f"{step.copy_name} is older than a point of its sweep"
     return None

@@ -60,7 +60,7 @@ class WorkingRun(StoredRun):
 
     def engine_failed(self, name: str, why: str) -> None:
         """Record that an engine did not start, for the report."""
-        files.write_json(self.dir / "engines" / f"{name}.failed.json", {"why": why, "time_utc": provenance.now_utc()})
+        files.write_json(self.files.engine_failure(name), {"why": why, "time_utc": provenance.now_utc()})
 
     # --- measuring ----------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class WorkingRun(StoredRun):
 
     def begin_session(self, command: list[str] | None) -> None:
         """Open a session of the pipeline and forget the engine failures of the last one."""
-        for stale in (self.dir / "engines").glob("*.failed.json"):
+        for stale in self.files.engine_failures().values():
             stale.unlink()
         self.ledger.sort()
         self.sessions.begin(command)

@@ -14,10 +14,11 @@ from typing import Any
 from .. import __version__
 from ..common import files
 from ..common.measured_point import PointKey
-from ..common.predicted_point import PredictedPoint, Prediction, StagePrediction
+from ..common.predicted_point import FrozenPredictions, PredictedPoint, Prediction, StagePrediction
 from ..config.points import CALIBRATION
 from ..scoring.standing import key, of_stage
-from . import provenance
+from . import provenance, results
+from .layout import RunFiles
 
 
 def freeze(
@@ -31,7 +32,7 @@ def freeze(
     which the prediction is new. The same inputs, or nothing new, write nothing. A first entry although such a point
     is measured says `late`: it is no prediction in ink. measured: those points, if not all that the folder holds.
     """
-    path = run_dir / "predictions.json"
+    path = RunFiles(run_dir).predictions
     stored = files.read_json(path) or {"frozen": []}
     before = of_stage(stored["frozen"], stage)
     digest = provenance.sha256(prediction["inputs"])
@@ -66,15 +67,14 @@ def freeze(
 
 def capacity_in_ink(run_dir: Path, stage: str) -> dict[str, float]:
     """The capacities that a stage's rates are shares of, once a measurement has made them final; {} before."""
-    before = of_stage((files.read_json(run_dir / "predictions.json") or {"frozen": []})["frozen"], stage)
+    before = of_stage((files.read_json(RunFiles(run_dir).predictions) or {"frozen": []})["frozen"], stage)
     final = any(_held_out(k, stage) for k in _measured(run_dir))
     return dict(before["capacity_per_s"]) if before and final else {}
 
 
 def _measured(run_dir: Path) -> set[PointKey]:
     """Every point that is complete."""
-    found = (run_dir / "requests").glob("*/*/*.json")
-    return {(p.parts[-3], p.parts[-2], p.stem) for p in found if p.name != "stopped.json"}
+    return {p.key for p in results.read_points(run_dir)}
 
 
 def _held_out(key: PointKey, stage: str) -> bool:
@@ -92,3 +92,9 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(v) for v in value]
     return value
+
+
+def read(run_dir: Path) -> FrozenPredictions:
+    """The content of predictions.json, of earlier versions too; nothing frozen where there is none."""
+    stored: FrozenPredictions | None = files.read_json(RunFiles(run_dir).predictions)
+    return stored or {"frozen": []}

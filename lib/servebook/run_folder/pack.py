@@ -17,15 +17,12 @@ from ..common import files
 from ..common.errors import ServebookError
 from ..common.measured_point import MeasuredPoint
 from . import results
+from .layout import RunFiles
 from .lock_and_signals import not_running
 
 if TYPE_CHECKING:
     import pandas as pd
 
-KEPT = (
-    "params.yaml", "hardware.json", "provenance.json", "predictions.json", "peers.csv", "preflight.json", "time.jsonl",
-    "report.html", "social.md",
-)  # fmt: skip
 FOLDERS = ("engines", "stops", "requests")  # their .json files: facts, what is missing and why, points
 LEFT_OUT = ["gaps_ms", *results.DERIVED]
 
@@ -36,7 +33,7 @@ def pack(run_dir: Path, into: Path) -> Path:
     Raises ServebookError, also where the run is being written.
     """
     run_dir, into = Path(run_dir), Path(into)
-    if not (run_dir / "params.yaml").exists():
+    if not RunFiles(run_dir).params.exists():
         raise ServebookError("no run is stored here", str(run_dir), "Give a folder under outputs/")
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
         raise ServebookError("is there already and not empty", str(into), "Remove it, or give another folder")
@@ -50,9 +47,13 @@ def pack(run_dir: Path, into: Path) -> Path:
 
 
 def _pack(run_dir: Path, into: Path, points: list[MeasuredPoint]) -> Path:
-    for name in KEPT:
-        if (run_dir / name).exists():
-            _copy(run_dir / name, into / name)
+    run = RunFiles(run_dir)
+    for path in (
+        run.params, run.hardware, run.provenance, run.predictions, run.peers, run.preflight, run.time, run.report,
+        run.social,
+    ):  # fmt: skip
+        if path.exists():
+            _copy(path, into / path.name)
     for folder in FOLDERS:
         for path in sorted((run_dir / folder).rglob("*.json")):
             if not path.name.startswith("."):
@@ -62,8 +63,8 @@ def _pack(run_dir: Path, into: Path, points: list[MeasuredPoint]) -> Path:
         rows.append(results.rows_frame(run_dir, **p.place).assign(**p.place))
         series.append(results.series_frame(run_dir, **p.place).assign(**p.place))
     results.write_points_csv(into)
-    _write(rows, into / results.ROWS_FILE)
-    _write(series, into / results.SERIES_FILE)
+    _write(rows, RunFiles(into).packed_rows)
+    _write(series, RunFiles(into).packed_series)
     return into
 
 

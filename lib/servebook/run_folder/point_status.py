@@ -16,10 +16,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
-from .. import engines
 from ..common import files
 from ..common.errors import ServebookError
-from ..common.measured_point import MeasuredPoint
+from ..common.measured_point import MeasuredPoint, PointKey
 from ..common.predicted_point import StagePrediction
 from ..config import points
 from ..config.params import RunParams
@@ -27,13 +26,13 @@ from ..config.points import PointSpec
 from ..config.workloads import Workload
 from ..hardware.catalog import Gpu
 from . import provenance, results
+from .layout import LEFT_OUT, OLD, RunFiles, point_of
 
 # Of a server's facts, those that decide its figures and are the same at every start with the same parameters
 FACTS = (
     "version", "attention_backend", "device", "max_num_batched_tokens", "max_num_seqs", "prefix_caching",
     "async_scheduling", "executor",
 )  # fmt: skip
-LEFT_OUT = ".left_out"  # behind a point's file name: these parameters do not have it
 
 
 class Run(Protocol):
@@ -66,7 +65,7 @@ class Ledger:
     """The account of one run's points, kept in its folder."""
 
     def __init__(self, run: Run) -> None:
-        self._run, self._dir = run, run.dir
+        self._run, self._files = run, RunFiles(run.dir)
 
     # --- what a point was made with -----------------------------------------------------------------------------
 
@@ -109,17 +108,19 @@ class Ledger:
         missing = [s for s in specs if not self.kept(s)]
         todo = [s for s in missing if not self._past_limit(s)]
         if todo == missing and specs:  # whatever a limit had left out is to be measured now, or is there
-            self._limit_file(specs[0].sweep, specs[0].engine).unlink(missing_ok=True)
+            self._files.limit(specs[0].sweep, specs[0].engine).unlink(missing_ok=True)
         return todo
 
-    def missing(self, engine: str, sweeps: Sequence[str | None]) -> bool:
-        """Whether anything of these sweeps is still to be measured on the engine (None: its calibration)."""
+    def missing(self, engine: str, sweeps: Sequence[str | None], installed: str | None) -> bool:
+        """Whether anything of these sweeps is still to be measured on the engine (None: its calibration).
+
+        installed: the engine's version on this machine, None where that is not known."""
         for sweep in sweeps:
             specs = self._run.specs(engine, sweep or points.CALIBRATION)
             unresolved = sweep is not None and not specs and self._run.frozen(f"calibrated:{engine}") is None
             if unresolved or any(not self.kept(s) and not self._past_limit(s) for s in specs):
                 return True
-        facts, installed = self._run.facts(engine), engines.installed_version(self._run.params, engine)
+        facts = self._run.facts(engine)
         return not facts or (installed is not None and facts.get("version") not in (None, installed))
 
     # --- points of other parameters -----------------------------------------------------------------------------
@@ -131,8 +132,8 @@ class Ledger:
         """
         run, ingredients = self._run, self._ingredients()
         has = {self._point_file(s): s for s in run.all_specs()}
-        for path in results.point_files(self._dir):
-            sweep, engine = path.parent.parent.name, path.parent.name
+        for path in self._files.points():
+            sweep, engine, _ = point_of(path)
             named = sweep in run.params.sweeps and engine in run.params.engines and run.takes_part(engine, sweep)
             unknown = named and not run.specs(engine, sweep)
             if not unknown and not (path in has and self._of_these(path, has[path], ingredients)):
@@ -165,7 +166,7 @@ class Ledger:
 
     def left_out(self) -> str | None:
         """How many stored points are of other parameters, as a sentence; None where there are none."""
-        count = len(list(self._dir.glob(f"requests/*/*/*.json{LEFT_OUT}")))
+        count = len(self._files.left_out())
         if not count:
             return None
         return f"{count} stored point{'s are' if count > 1 else ' is'} of other parameters and left out"
@@ -183,18 +184,18 @@ class Ledger:
         stored, why = self._stored(spec), None
         if stored:
             why = self._why_again(spec, stored)
-        elif (rows := results.rows_path(self._dir, spec.sweep, spec.engine, spec.point)).exists():
+        elif (rows := self._files.rows(*_key(spec))).exists():
             why = _cut_off(rows)
         if stored or why:
             self._set_aside(spec)
         ingredients, fingerprint = self._ingredients(), self.fingerprint(spec)
         if fingerprint not in ingredients:
-            files.write_json(self._ingredients_file, {**ingredients, fingerprint: self.made_with(spec)})
+            files.write_json(self._files.made_with, {**ingredients, fingerprint: self.made_with(spec)})
         return why
 
     def keep(self, spec: PointSpec, point: MeasuredPoint) -> None:
         """Store a measured point as complete."""
-        results.write_point(self._dir, replace(point, fingerprint=self.fingerprint(spec)))
+        results.write_point(self._files.dir, replace(point, fingerprint=self.fingerprint(spec)))
         self._fault_file(spec).unlink(missing_ok=True)
 
     def lose(self, spec: PointSpec, why: str, log: Sequence[str] = ()) -> None:
@@ -214,7 +215,7 @@ class Ledger:
         why = f"stopped after {minutes:g} min, the limit set for {engine} here; not measured: {', '.join(names)}"
         record = {"sweep": sweep, "engine": engine, "points": names, "minutes": minutes, "why": why}
         made_with = {"fingerprints": {s.point: self.fingerprint(s) for s in left}}
-        files.write_json(self._limit_file(sweep, engine), record | made_with)
+        files.write_json(self._files.limit(sweep, engine), record | made_with)
         return why
 
     def limit_minutes(self, sweep: str, engine: str) -> float | None:
@@ -226,7 +227,7 @@ class Ledger:
 
     def stopped(self) -> list[dict[str, Any]]:
         """Points that are missing: sweep, engine, points, why; `fault` where the engine failed, with its last `log`."""
-        found = [json.loads(f.read_text()) for f in sorted((self._dir / "stops").glob("*.json"))]
+        found = [json.loads(f.read_text()) for f in self._files.stops()]
         now, engines = {*self._run.params.sweeps, points.CALIBRATION}, self._run.params.engines
         asked = [s for s in found if s["sweep"] in now and s["engine"] in engines]
         return [s for s in asked if {p.point for p in self._run.specs(s["engine"], s["sweep"])} & set(s["points"])]
@@ -254,28 +255,21 @@ class Ledger:
 
     # --- files --------------------------------------------------------------------------------------------------
 
-    @property
-    def _ingredients_file(self) -> Path:
-        return self._dir / "requests" / "made_with.json"
-
     def _ingredients(self) -> dict[str, Any]:
         """What points were made with, by fingerprint."""
-        return files.read_json(self._ingredients_file) or {}
+        return files.read_json(self._files.made_with) or {}
 
     def _point_file(self, spec: PointSpec) -> Path:
-        return results.point_path(self._dir, spec.sweep, spec.engine, spec.point)
+        return self._files.point(*_key(spec))
 
     def _fault_file(self, spec: PointSpec) -> Path:
-        return self._dir / "stops" / f"{spec.sweep}.{spec.engine}.{spec.point}.json"
-
-    def _limit_file(self, sweep: str, engine: str) -> Path:
-        return self._dir / "stops" / f"{sweep}.{engine}.json"
+        return self._files.fault(*_key(spec))
 
     def _stored(self, spec: PointSpec) -> MeasuredPoint | None:
         return results.read_point_file(self._point_file(spec))
 
     def _past_limit(self, spec: PointSpec) -> bool:
-        stopped = files.read_json(self._limit_file(spec.sweep, spec.engine)) or {}
+        stopped = files.read_json(self._files.limit(spec.sweep, spec.engine)) or {}
         same_limit = stopped.get("minutes") == self.limit_minutes(spec.sweep, spec.engine)
         return same_limit and (stopped.get("fingerprints") or {}).get(spec.point) == self.fingerprint(spec)
 
@@ -288,11 +282,15 @@ class Ledger:
 
     def _set_aside(self, spec: PointSpec) -> None:
         """Keep a point that is measured again, with its rows and series, under names that nothing reads."""
-        rows = results.rows_path(self._dir, spec.sweep, spec.engine, spec.point)
+        rows = self._files.rows(*_key(spec))
         number = results.earlier_attempts(rows)
-        for path in (rows, self._point_file(spec), results.series_path(self._dir, spec.sweep, spec.engine, spec.point)):
+        for path in (rows, self._point_file(spec), self._files.series(*_key(spec))):
             if path.exists():
-                path.replace(path.with_name(f"{path.name}.old{number}"))
+                path.replace(path.with_name(f"{path.name}{OLD}{number}"))
+
+
+def _key(spec: PointSpec) -> PointKey:
+    return spec.sweep, spec.engine, spec.point
 
 
 def _aside(path: Path) -> Path:

@@ -22,6 +22,7 @@ from ..common import files, latency
 from ..common.errors import ServebookError
 from ..common.measured_point import NUMBER_COLUMNS, POINT_COLUMNS, POINT_KEY, MeasuredPoint
 from ..common.request_row import ROW_KEYS
+from .layout import OLD, RunFiles
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROW_NUMBERS = frozenset(ROW_KEYS) - {"phase", "ok", "error", "gaps_ms"}
-ROWS_FILE, SERIES_FILE = "rows.parquet", "series.parquet"
 DERIVED = ("ttft_s", "tpot_s", "e2e_s")  # of a row: follow from its time stamps and tokens
 
 
@@ -39,23 +39,19 @@ class Rows(list[dict[str, Any]]):
     notes: list[str]
 
 
-def _folder(run_dir: Path, sweep: str, engine: str) -> Path:
-    return Path(run_dir) / "requests" / sweep / engine
-
-
 def rows_path(run_dir: Path, sweep: str, engine: str, point: str) -> Path:
     """Where a point's request rows are."""
-    return _folder(run_dir, sweep, engine) / f"{point}.jsonl"
+    return RunFiles(run_dir).rows(sweep, engine, point)
 
 
 def point_path(run_dir: Path, sweep: str, engine: str, point: str) -> Path:
     """Where a point is, once it is complete."""
-    return _folder(run_dir, sweep, engine) / f"{point}.json"
+    return RunFiles(run_dir).point(sweep, engine, point)
 
 
 def series_path(run_dir: Path, sweep: str, engine: str, point: str) -> Path:
     """Where a point's server and GPU series is."""
-    return Path(run_dir) / "metrics" / sweep / engine / f"{point}.csv"
+    return RunFiles(run_dir).series(sweep, engine, point)
 
 
 def _write_fault(error: OSError, path: Path) -> ServebookError:
@@ -66,7 +62,7 @@ def _write_fault(error: OSError, path: Path) -> ServebookError:
 
 def earlier_attempts(path: Path) -> int:
     """How often the rows of a point were begun before: 0 when it is measured for the first time."""
-    return len(list(path.parent.glob(f"{path.name}.old*"))) + (path.exists() and path.stat().st_size > 0)
+    return len(list(path.parent.glob(f"{path.name}{OLD}*"))) + (path.exists() and path.stat().st_size > 0)
 
 
 class RowWriter:
@@ -77,7 +73,7 @@ class RowWriter:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists() and path.stat().st_size:
-                os.replace(path, path.with_name(f"{path.name}.old{earlier_attempts(path)}"))
+                os.replace(path, path.with_name(f"{path.name}{OLD}{earlier_attempts(path)}"))
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise _write_fault(error, path) from None
@@ -149,14 +145,9 @@ def read_point(run_dir: Path, sweep: str, engine: str, point: str) -> MeasuredPo
     return read_point_file(point_path(run_dir, sweep, engine, point))
 
 
-def point_files(run_dir: Path) -> list[Path]:
-    """The files of all complete points."""
-    return [p for p in Path(run_dir).glob("requests/*/*/*.json") if not p.name.startswith(".")]
-
-
 def read_points(run_dir: Path) -> list[MeasuredPoint]:
     """Every complete point of a run, by sweep, engine, then load in natural order."""
-    found = [p for path in point_files(run_dir) if (p := read_point_file(path)) is not None]
+    found = [p for path in RunFiles(run_dir).points() if (p := read_point_file(path)) is not None]
     return sorted(found, key=lambda p: (p.sweep, p.engine, _natural(p.point_id)))
 
 
@@ -164,7 +155,7 @@ def write_points_csv(run_dir: Path) -> Path:
     """Rebuild points.csv from the points' own files."""
     points = [p.to_json() for p in read_points(run_dir)]
     further = sorted({k for p in points for k in p} - set(POINT_COLUMNS))
-    path = Path(run_dir) / "points.csv"
+    path = RunFiles(run_dir).points_csv
     texts = [{k: "; ".join(p[k]) for k in ("reasons", "reason_codes")} for p in points]
     write_csv(path, [*POINT_COLUMNS, *further], (p | t for p, t in zip(points, texts, strict=True)))
     return path
@@ -193,8 +184,8 @@ def rows_frame(run_dir: Path, sweep: str, engine: str, point: str) -> pd.DataFra
     import pandas as pd
 
     path = rows_path(run_dir, sweep, engine, point)
-    if not path.exists() and (Path(run_dir) / ROWS_FILE).exists():
-        return _numbers(_with_latencies(_packed(Path(run_dir) / ROWS_FILE, sweep, engine, point)))
+    if not path.exists() and RunFiles(run_dir).packed_rows.exists():
+        return _numbers(_with_latencies(_packed(RunFiles(run_dir).packed_rows, sweep, engine, point)))
     rows = read_rows(path)
     return _numbers(pd.DataFrame(rows, columns=list(dict.fromkeys([*ROW_KEYS, *(k for r in rows for k in r)]))))
 
@@ -212,8 +203,8 @@ def series_frame(run_dir: Path, sweep: str, engine: str, point: str) -> pd.DataF
     import pandas as pd
 
     path = series_path(run_dir, sweep, engine, point)
-    if not path.exists() and (Path(run_dir) / SERIES_FILE).exists():
-        return _packed(Path(run_dir) / SERIES_FILE, sweep, engine, point)
+    if not path.exists() and RunFiles(run_dir).packed_series.exists():
+        return _packed(RunFiles(run_dir).packed_series, sweep, engine, point)
     return pd.read_csv(path) if path.exists() else pd.DataFrame()
 
 

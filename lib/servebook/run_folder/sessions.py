@@ -19,6 +19,7 @@ from ..common import files
 from ..common.errors import ServebookError
 from ..hardware import catalog as hardware
 from . import provenance, results
+from .layout import RunFiles
 
 HEARTBEAT_S = 10.0
 # What time is spent on (time.jsonl's "what"); a point's is lost until the point is kept
@@ -40,7 +41,7 @@ class Sessions:
         record["sessions"].append(
             {**provenance.collect(files.ROOT, command), "gpu": hardware.snapshot(), "seconds": None, "faults": []}
         )
-        files.write_json(self._dir / "provenance.json", record)
+        files.write_json(RunFiles(self._dir).provenance, record)
         self._began, self._read_up_to = time.monotonic(), 0
         self._told_file.write_text("")
         self._ended.clear()
@@ -56,7 +57,7 @@ class Sessions:
         with self._writing:
             self._faults, record = faults, self.provenance()
             record["sessions"][-1].update(seconds=round(time.monotonic() - self._began, 1), faults=list(faults))
-            files.write_json(self._dir / "provenance.json", record)
+            files.write_json(RunFiles(self._dir).provenance, record)
 
     def end(self, faults: list[str]) -> None:
         """Close this session's record with its length and faults."""
@@ -67,13 +68,13 @@ class Sessions:
 
     def provenance(self) -> dict[str, Any]:
         """The content of provenance.json."""
-        return files.read_json(self._dir / "provenance.json") or {"run": self._run, "sessions": []}
+        return files.read_json(RunFiles(self._dir).provenance) or {"run": self._run, "sessions": []}
 
     # --- where the time went ------------------------------------------------------------------------------------
 
     @property
     def _time_file(self) -> Path:
-        return self._dir / "time.jsonl"
+        return RunFiles(self._dir).time
 
     @contextlib.contextmanager
     def spending(self, what: str, **of: str) -> Iterator[dict[str, Any]]:

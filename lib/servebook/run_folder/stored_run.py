@@ -18,6 +18,7 @@ from ..hardware import catalog as hardware
 from ..predictor import closed_forms, roofline
 from ..scoring import analysis, peers, standing
 from . import results
+from .layout import RunFiles
 from .point_status import Ledger
 from .sessions import Sessions
 
@@ -30,6 +31,7 @@ class StoredRun:
 
     def __init__(self, run_params: params.RunParams, run_dir: Path, base: Path) -> None:
         self.params, self.dir, self.base = run_params, run_dir, base
+        self.files = RunFiles(run_dir)
         self.sessions = Sessions(run_params.run, run_dir)
         self.ledger = Ledger(self)
 
@@ -43,7 +45,7 @@ class StoredRun:
     @cached_property
     def gpu(self) -> hardware.Gpu:
         """The hardware, detected once per run: a second session on the same folder must not move the prediction."""
-        stored = self.dir / "hardware.json"
+        stored = self.files.hardware
         if stored.exists():
             record = json.loads(stored.read_text())
             if record["asked"] == self.params.hardware.model_dump(mode="json"):
@@ -56,7 +58,7 @@ class StoredRun:
 
     def facts(self, engine: str) -> dict[str, Any]:
         """What a server said of itself when it last started, {} where it never did."""
-        return files.read_json(self.dir / "engines" / f"{engine}.json") or {}
+        return files.read_json(self.files.engine_record(engine)) or {}
 
     def all_facts(self) -> dict[str, dict[str, Any]]:
         """`facts` of every engine by its name."""
@@ -141,7 +143,7 @@ class StoredRun:
 
     def _ink(self) -> FrozenPredictions:
         """The content of predictions.json."""
-        stored: FrozenPredictions | None = files.read_json(self.dir / "predictions.json")
+        stored: FrozenPredictions | None = files.read_json(self.files.predictions)
         return stored or {"frozen": []}
 
     def predictions(self) -> FrozenPredictions:
@@ -178,7 +180,7 @@ class StoredRun:
 
     def beside_peers(self) -> pd.DataFrame:
         """Other predictors' errors beside ours on the same points (see peers); empty where the run has no peers.csv."""
-        return peers.beside(self.points(), self.predictions()["frozen"], peers.read(self.dir), self.taught)
+        return peers.beside(self.points(), self.predictions()["frozen"], peers.read(self.files.peers), self.taught)
 
     @property
     def taught(self) -> set[tuple[int, int]]:
@@ -207,12 +209,11 @@ class StoredRun:
     @property
     def figures(self) -> Path:
         """Where figures are written as files."""
-        return self.dir / "figures"
+        return self.files.figures
 
     def failed_engines(self) -> dict[str, str]:
         """Engines that did not start in the last session, with the reason."""
-        found = sorted((self.dir / "engines").glob("*.failed.json"))
-        return {f.name.removesuffix(".failed.json"): json.loads(f.read_text())["why"] for f in found}
+        return {name: json.loads(f.read_text())["why"] for name, f in self.files.engine_failures().items()}
 
     def cost(self) -> dict[str, float]:
         """What the run took so far, by what the time went into, and what that cost (see analysis.run_cost)."""

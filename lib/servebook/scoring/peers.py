@@ -20,18 +20,16 @@ from ..common.predicted_point import PredictedPoint, PredictedValue, StagePredic
 if TYPE_CHECKING:
     import pandas as pd
 
-FILE = "peers.csv"
 NEEDED = ("peer", "sweep", "engine", "point")
 
 
-def read(run_dir: Path) -> list[StagePrediction]:
-    """One stage a peer, in the file's order, as score.score takes them; [] where the run has no peers.csv.
+def read(path: Path) -> list[StagePrediction]:
+    """One stage a peer, in the file's order, as score.score takes them; [] where there is no file.
 
     Raises ServebookError for a missing column, a row that names no point, and a value that no figure can be.
     """
     from .score import MEASURED
 
-    path = Path(run_dir) / FILE
     stages: dict[str, list[PredictedPoint]] = {}
     for where, row in files.read_csv(path, NEEDED) if path.exists() else []:
         if unnamed := [c for c in NEEDED if not row[c]]:
