@@ -97,6 +97,7 @@ CAUSES: dict[str, tuple[str, Regime]] = {
     "launch_s": ("host launching", "host"),
     "power_cap_s": ("power cap", "compute"),
     "links_s": ("GPUs talking to each other", "links"),
+    "replicas_s": ("prefill of other replicas", "mixed step"),
     "queue_s": ("queue", "queue"),
     "front_end_s": ("front end", "host"),
     "waiting_s": ("waiting", "queue"),

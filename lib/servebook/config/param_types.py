@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -52,6 +52,7 @@ def _url(text: str) -> str:
 
 Count = Annotated[int, Field(gt=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Generation = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell", "blackwell_rtx", "cdna3", "cdna4"]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seconds = Positive
 Share = Annotated[float, Field(gt=0, le=1)]

@@ -18,6 +18,7 @@ from . import strict_yaml
 from .engines import BatchingEngine, Engine, NaiveEngine, OpenAIEngine, VllmEngine
 from .param_types import (
     Count,
+    Generation,
     Name,
     NotNegative,
     Positive,
@@ -72,6 +73,9 @@ class ModelParams(Strict):
         return self
 
 
+UNLESS_GIVEN = Field(exclude_if=lambda value: value is None)  # left out of what a run stores
+
+
 class HardwareFigures(Strict):
     """Datasheet figures for hardware that the catalog does not hold."""
 
@@ -80,7 +84,17 @@ class HardwareFigures(Strict):
     memory_bandwidth_gb_per_s: Positive  # 1e9 bytes/s
     memory_gib: Positive
     # to the other GPUs of its machine, one direction, 1e9 bytes/s; 16 lanes of PCIe 4 unless given
-    link_gb_per_s: Annotated[Positive | None, Field(exclude_if=lambda value: value is None)] = None
+    link_gb_per_s: Annotated[Positive | None, UNLESS_GIVEN] = None
+    # what kernels and launches are like on it: constants follow from it, as from a catalog card's
+    generation: Annotated[Generation | None, UNLESS_GIVEN] = None
+    attention_backend: Annotated[str | None, UNLESS_GIVEN] = None  # vLLM's on it, unless that of its generation
+    # dense rates by what is multiplied, where they are not tensor_tflops
+    fp16_tflops: Annotated[Positive | None, UNLESS_GIVEN] = None
+    bf16_tflops: Annotated[Positive | None, UNLESS_GIVEN] = None
+    fp8_tflops: Annotated[Positive | None, UNLESS_GIVEN] = None
+    int8_tflops: Annotated[Positive | None, UNLESS_GIVEN] = None
+    fp4_tflops: Annotated[Positive | None, UNLESS_GIVEN] = None
+    fp32_tflops: Annotated[Positive | None, UNLESS_GIVEN] = None
     source: str = "given in params"
 
 

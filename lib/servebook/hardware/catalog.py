@@ -18,12 +18,13 @@ from pydantic import Field, RootModel, model_validator
 
 from ..common.errors import ServebookError
 from ..config import strict_yaml
-from ..config.param_types import Positive, Strict, unfit
-from ..config.params import HardwareParams
+from ..config.param_types import Generation, Positive, Strict, unfit
+from ..config.params import HardwareFigures, HardwareParams
 from .processor import copy_gb_per_s, flop_per_cycle, processor, usable_cpus
 
 CATALOG = Path(__file__).with_name("gpus.yaml")
 GIB = 2**30
+NEAR = 0.66  # of a name's letters in the right order: a typing error, not another card
 NOT_AVAILABLE = "not available"
 GIVE_FIGURES = "Give hardware.figures (name, tensor_tflops, memory_bandwidth_gb_per_s, memory_gib) or a catalog name"
 
@@ -39,6 +40,7 @@ class Gpu:
     memory_gib: float  # what the driver reports as total, not what is sold
     fp8_tflops: float | None = None
     int8_tflops: float | None = None
+    fp4_tflops: float | None = None
     fp32_tflops: float | None = None
     memory_sold_gb: float | None = None
     nvlink_gb_per_s: float | None = None  # to the other GPUs of its machine, one direction; None: no NVLink of its own
@@ -54,9 +56,9 @@ class Gpu:
         return self.generation == "cpu"
 
     def flops_per_s(self, dtype: str = "bfloat16") -> float:
-        """Peak dense FLOP/s of a multiplication in `dtype` (bfloat16, float16, float32, fp8, int8).
+        """Peak dense FLOP/s of a multiplication in `dtype` (bfloat16, float16, float32, fp8, int8, fp4).
 
-        A card without fp8 or int8 units multiplies such weights in 16 bits, after unpacking them: its 16-bit rate.
+        A card without fp8, int8 or fp4 units multiplies such weights in 16 bits, after unpacking them: its 16-bit rate.
         Raises ServebookError for bfloat16 on a card that has none.
         """
         if dtype == "bfloat16" and self.bf16_tflops is None:
@@ -67,6 +69,7 @@ class Gpu:
             "float32": self.fp32_tflops,
             "fp8": self.fp8_tflops,
             "int8": self.int8_tflops,
+            "fp4": self.fp4_tflops,
         }
         if dtype not in rates:
             raise ServebookError(f"unknown dtype {dtype!r}", "model.dtype", f"There are: {', '.join(rates)}")
@@ -98,14 +101,15 @@ class Entry(Strict):
     bf16_tflops: Positive | None
     fp8_tflops: Positive | None = None
     int8_tflops: Positive | None = None
+    fp4_tflops: Positive | None = None
     fp32_tflops: Positive
     memory_bandwidth_gb_per_s: Positive
     memory_sold_gb: Positive
     memory_gib: Positive
     nvlink_gb_per_s: Positive | None = None
     pcie_gb_per_s: Positive = 32
-    generation: Literal["turing", "ampere", "ada", "hopper", "blackwell"]
-    attention_backend: Literal["FLASH_ATTN_2", "FLASH_ATTN_3", "FLASHINFER", "TRITON_ATTN"]
+    generation: Generation
+    attention_backend: Literal["FLASH_ATTN_2", "FLASH_ATTN_3", "FLASHINFER", "TRITON_ATTN", "ROCM_ATTN"]
     source: str
     url: str
 
@@ -147,16 +151,7 @@ def catalog() -> dict[str, Gpu]:
 def resolve(hardware: HardwareParams) -> Gpu:
     """The device of a run: given figures, a catalog or driver name (case and separators do not matter), or `detect`."""
     if hardware.figures:
-        f = hardware.figures
-        return Gpu(
-            name=f.name,
-            fp16_tflops=f.tensor_tflops,
-            bf16_tflops=f.tensor_tflops,
-            memory_bandwidth_gb_per_s=f.memory_bandwidth_gb_per_s,
-            memory_gib=f.memory_gib,
-            nvlink_gb_per_s=f.link_gb_per_s,
-            source=f.source,
-        )
+        return _of_figures(hardware.figures)
     wanted = str(hardware.gpu)
     if wanted == "detect":
         return detect()
@@ -166,12 +161,38 @@ def resolve(hardware: HardwareParams) -> Gpu:
     if _key(wanted) in by_key:
         return by_key[_key(wanted)]
     near = [n for n in cards if _key(n).startswith(_key(wanted))]
-    near = near or [by_key[k].name for k in difflib.get_close_matches(_key(wanted), by_key, 1, 0.3)]
+    near = near or [n for n in cards if _key(wanted).startswith(_key(n))]
+    close = difflib.get_close_matches(_key(wanted), by_key, 2, NEAR)
+    near = near or list(dict.fromkeys(by_key[k].name for k in close))
     hint = f"Did you mean {' or '.join(near)}? " if near else ""
     raise ServebookError(
         f"unknown GPU {wanted!r}",
         "hardware.gpu",
         f"{hint}There are: {', '.join(cards)}, detect; or give hardware.figures",
+    )
+
+
+def _of_figures(f: HardwareFigures) -> Gpu:
+    """A card of one's own: what its generation's attention kernels are, and the 16-bit rate where another is not given.
+    float32 is multiplied at the rate given for it, else not at all."""
+    backend = {"hopper": "FLASH_ATTN_3", "ampere": "FLASH_ATTN_2", "ada": "FLASH_ATTN_2", "turing": "TRITON_ATTN",
+               "volta": "TRITON_ATTN", "blackwell": "FLASHINFER",
+               "blackwell_rtx": "FLASH_ATTN_2", "cdna3": "ROCM_ATTN", "cdna4": "ROCM_ATTN"}  # fmt: skip
+    bf16 = None if f.generation in ("turing", "volta") else f.bf16_tflops or f.tensor_tflops
+    return Gpu(
+        name=f.name,
+        fp16_tflops=f.fp16_tflops or f.tensor_tflops,
+        bf16_tflops=bf16,
+        fp8_tflops=f.fp8_tflops,
+        int8_tflops=f.int8_tflops,
+        fp4_tflops=f.fp4_tflops,
+        fp32_tflops=f.fp32_tflops,
+        memory_bandwidth_gb_per_s=f.memory_bandwidth_gb_per_s,
+        memory_gib=f.memory_gib,
+        nvlink_gb_per_s=f.link_gb_per_s,
+        generation=f.generation or "unknown",
+        attention_backend=f.attention_backend or backend.get(str(f.generation), "unknown"),
+        source=f.source,
     )
 
 

@@ -52,31 +52,27 @@ class WeightTimes:
                 continue
             seconds = 2 * m.parameters / (gpu.flops_per_s(m.multiplies) * share)
             if m.part == "experts":
-                # of every replica's choices those that fall to this rank's part of the experts
-                self.expert_token_s += seconds * shape.expert_share * ranks / c.get("expert_matmul", 1.0)
+                # of a token's choices, whichever replica's it is, those that fall to this rank's part of the experts
+                self.expert_token_s += seconds * shape.expert_share / c.get("expert_matmul", 1.0)
             else:
                 self.dense_token_s += seconds
 
-    def touched_share(self, tokens: float) -> float:
-        """The share of a layer's experts that so many tokens of every replica are routed to."""
-        if self.experts is None or not tokens:
+    def touched_share(self, met: float) -> float:
+        """The share of a layer's experts that `met` tokens, of all replicas, are routed to."""
+        if self.experts is None or not met:
             return 0.0
         chosen = min(self.experts.per_token / (self.experts.count * self.spread), 1.0)
-        return float(self.spread * (1 - (1 - chosen) ** (tokens * self.ranks)))
+        return float(self.spread * (1 - (1 - chosen) ** met))
 
-    def experts_read_s(self, tokens: float) -> float:
-        """Reading the experts that are touched."""
-        return self.all_experts_s * self.touched_share(tokens) if self.experts else 0.0
-
-    def experts_s(self, tokens: float) -> float:
-        """Reading and multiplying them."""
+    def experts_s(self, met: float) -> float:
+        """Reading the experts that are touched, and multiplying them."""
         if self.experts is None:
             return 0.0
-        return blend(self.experts_read_s(tokens), tokens * self.expert_token_s, self.expert_loss)
+        return blend(self.all_experts_s * self.touched_share(met), met * self.expert_token_s, self.expert_loss)
 
     def read_s(self, tokens: float) -> float:
-        """Reading all weights that a step of so many tokens meets."""
-        return self.dense_read_s(tokens) + self.experts_read_s(tokens)
+        """Reading all weights that a step of so many tokens of each replica meets."""
+        return self.dense_read_s(tokens) + self.all_experts_s * self.touched_share(tokens * self.ranks)
 
     def dense_read_s(self, tokens: float) -> float:
         """Reading the dense matrices for so many tokens."""
@@ -89,11 +85,12 @@ class WeightTimes:
         return -(-tokens // EIGHT_BIT_TILE) * EIGHT_BIT_TILE
 
     def multiply_s(self, tokens: float, samples: float = 0) -> float:
-        """GEMMs of so many tokens in the layers, and of the LM head for so many samples."""
+        """GEMMs of so many tokens of each replica in the layers, and of the LM head for so many samples."""
         dense = self.rows(tokens) * self.dense_token_s
-        return dense + tokens * self.expert_token_s + samples * self.sample_s
+        return dense + tokens * self.ranks * self.expert_token_s + samples * self.sample_s
 
-    def step_s(self, tokens: float, samples: float) -> float:
-        """Reads and GEMMs of a step together."""
+    def step_s(self, tokens: float, samples: float, met: float | None = None) -> float:
+        """Reads and GEMMs of a step together. met: tokens of all replicas; None: as many of each."""
         multiply = self.rows(tokens) * self.dense_token_s + samples * self.sample_s
-        return blend(self.dense_read_s(tokens), multiply, self.loss) + self.experts_s(tokens)
+        dense = blend(self.dense_read_s(tokens), multiply, self.loss)
+        return dense + self.experts_s(tokens * self.ranks if met is None else met)

@@ -99,6 +99,7 @@ def _first_token(times: VllmTimes, result: Result) -> Parts:
             add("launch_s", parts["launch"])
             add("power_cap_s", parts["power_cap"])
             add("links_s", parts.get("links", 0.0))
+            add("replicas_s", parts.get("replicas", 0.0))
             inside += sum(parts.values())
     # between two chunks of a prompt others may hold the whole budget; a preempted prompt is computed twice
     late = sum(times.first_event(r.prompt_tokens) for r in result.requests)

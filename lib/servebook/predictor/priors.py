@@ -40,11 +40,15 @@ def vllm_priors(
         else {}
     )
     if gpu.is_cpu:
-        return _cpu_vllm_priors(shape) | links | expert_priors(shape)
+        return _cpu_vllm_priors(shape) | links | expert_priors(shape, layout)
     facts = facts or {}
     old = _before(facts.get("version"), (0, 14))
     backend = str(facts.get("attention_backend") or gpu.attention_backend).upper()
-    tiled = "FLASH_ATTN" in backend and "3" not in backend and gpu.generation not in ("hopper", "blackwell")
+    tiled = (
+        "FLASH_ATTN" in backend
+        and "3" not in backend
+        and gpu.generation not in ("hopper", "blackwell", "blackwell_rtx")
+    )
     tile = f"FlashAttention-2 fills a 64-row tile a decode token, at part of a prompt's efficiency; {BOTH_TABLES}"
     packed = "FlashAttention-3, FlashInfer and Triton pack a group's query heads in mixed steps too"
     # 11 kernels a layer; quantizing activations adds the input of O and what no norm or activation can be fused with
@@ -101,7 +105,7 @@ def vllm_priors(
         "frontend_request_s": Prior(0.004, 0.003, 0.0, 0.1, "HTTP, JSON and the way through the engine's queues", "s"),
         "frontend_token_s": Prior(1.5e-6, 1.5e-6, 0.0, 3e-5, "parsing, validating and hashing prompt tokens", "s"),
         "frontend_event_s": Prior(*event_s, 0.0, 1e-3, event, "s"),
-        **expert_priors(shape),
+        **expert_priors(shape, layout),
         **links,
     }
 
@@ -117,7 +121,7 @@ def more_kernels(shape: ModelShape) -> float:
     return (5 * routed + 5 * latent + 3 * states) / max(shape.layers, 1)
 
 
-def expert_priors(shape: ModelShape) -> dict[str, Prior]:
+def expert_priors(shape: ModelShape, layout: Layout = ALONE) -> dict[str, Prior]:
     """Of a mixture's grouped kernels; nothing for a dense model. From aiconfigurator 0.12's tables of vLLM 0.24's
     fused_moe on H200 and H100 (bf16, Triton): 128 experts of 768 and 8 of 14,336 within 10 % at 1 to 16,384 tokens."""
     if shape.experts is None:
@@ -129,13 +133,14 @@ def expert_priors(shape: ModelShape) -> dict[str, Prior]:
     else:
         narrow = 1.0
     matmul = narrow * wide / (wide + 250)
+    sync = "replicas agree on a step's size over the CPU first; chosen with a trace of two RTX PRO 6000 in view"
+    alike = "a router that picks every expert alike; a skewed one touches fewer"
     return {
         "expert_bandwidth": Prior(0.96, 0.06, 0.5, 1.1, "of the dense matrices' bandwidth, where all experts are read"),
         "expert_matmul": Prior(matmul, 0.15 * matmul, 0.1, 1.2, rows),
         "expert_overlap": Prior(0.5, 0.15, 0.0, 1.0, "of an expert's reads and GEMM, what the longer does not hide"),
-        "expert_spread": Prior(
-            1.0, 0.08, 0.2, 1.0, "a router that picks every expert alike; a skewed one touches fewer"
-        ),
+        "expert_spread": Prior(1.0, 0.08, 0.2, 1.0, alike),
+        **({"replica_sync_s": Prior(0.0015, 0.0007, 0.0, 0.02, sync, "s")} if layout.data > 1 else {}),
     }
 
 

@@ -94,6 +94,9 @@ class VllmTimes(_Model):
     ) -> None:
         super().__init__(layout.rank(shape), gpu, constants, layout.data if shape.experts else 1)
         self.captured_tokens = captured_tokens
+        self.replicas = layout.data if shape.experts else 1  # that step together, as their tokens share experts
+        if self.replicas > 1:
+            self.host_s += constants.get("replica_sync_s", 0.0)
         self._layout, self._whole, self._gpu = layout, shape, gpu
         self.linked = layout.talks(shape)
         self.overlap = layout.pipeline  # chunks of one prompt that are in the pipeline at once, if nothing else is
@@ -178,11 +181,25 @@ class VllmTimes(_Model):
         compute = self.weights.multiply_s(tokens, samples)
         host = self.host_s + (step.decodes + len(step.chunks)) * self.sequence_s
         decoding = self.attention.decodes_s(step.decodes, step.kv_tokens, mixed=True)
-        seconds = host + self.weights.step_s(tokens, samples) + attention + decoding + self.links(tokens, samples)
+        weights = self.weights.step_s(tokens, samples, self._met(step.decodes, tokens))
+        seconds = host + weights + attention + decoding + self.links(tokens, samples)
+        seconds += self._others(seconds, tokens, step.decodes, step.kv_tokens)
         if not samples:
             seconds /= self.overlap  # the next chunk enters the pipeline when this one has left the first stage
         read = self.weights.read_s(tokens) + self.attention.read_s(step.decodes, step.kv_tokens)
         return seconds, draw(read, compute, attention, seconds)
+
+    def _met(self, decodes: int, tokens: int) -> int:
+        """Tokens that the experts of this rank meet: its own, and the decodes of the replicas that step with it."""
+        return tokens + (self.replicas - 1) * decodes
+
+    def _others(self, seconds: float, tokens: int, decodes: int, kv_tokens: float) -> float:
+        """What the other replicas' prefills take of this one's time: they prefill as much in steps of their own, which
+        hold up the decodes here by as much as this step does theirs."""
+        if self.replicas == 1:
+            return 0.0
+        fixed, slope = self.decode(decodes, kv_tokens) if decodes else (0.0, 0.0)
+        return (self.replicas - 1) * max(0.0, max(seconds, self.launch(tokens)) - fixed - slope * kv_tokens)
 
     def parts(self, decodes: int, kv_tokens: float, chunks: list[tuple[int, int, bool]]) -> dict[str, float]:
         """A step's seconds by cause; they sum to its time. chunks: (new tokens, before, samples a token).
@@ -193,10 +210,11 @@ class VllmTimes(_Model):
         With chunks the host's launch is left out: how much of it the step before hides is the simulation's to say.
         """
         host = self.host_s + (decodes + len(chunks)) * self.sequence_s
-        experts = self.weights.experts_s(decodes)
+        experts = self.weights.experts_s(decodes * self.replicas)
         alone = self.weights.step_s(decodes, decodes) if decodes else self.weights_s
         new = sum(c[0] for c in chunks)
-        whole = self.weights.step_s(decodes + new, decodes + sum(c[2] for c in chunks))
+        samples = decodes + sum(c[2] for c in chunks)
+        whole = self.weights.step_s(decodes + new, samples, self._met(decodes, decodes + new))
         attention = sum(self.prefill_attention(c[1], c[0]) for c in chunks)
         decoding = self.attention.decodes_s(decodes, kv_tokens)
         states = decodes * (self.attention.state_s + self.attention.state_token_s)
@@ -213,7 +231,9 @@ class VllmTimes(_Model):
         if states:
             parts["states"] = states
         if self.linked:
-            parts["links"] = self.links(decodes + new, decodes + sum(c[2] for c in chunks))
+            parts["links"] = self.links(decodes + new, samples)
+        if chunks and self.replicas > 1:
+            parts["replicas"] = self._others(sum(parts.values()), decodes + new, decodes, kv_tokens)
         if not chunks:
             parts["launch"] = max(0.0, self._decode_floor(decodes) - sum(parts.values()))
         return parts
@@ -231,7 +251,8 @@ class VllmTimes(_Model):
             last = before + new == prompt_tokens
             host += self.prepare(1)
             gpu = max(gpu, host)
-            chunk = self.host_s + self.sequence_s + self.weights.step_s(new, last) + self.prefill_attention(before, new)
+            chunk = self.host_s + self.sequence_s + self.weights.step_s(new, last, new)
+            chunk += self.prefill_attention(before, new)
             gpu += (chunk + self.links(new, last)) / (1 if last else self.overlap)
             host += self.launch(new, idle=not before)
             gpu = max(gpu, host)
