@@ -80,7 +80,8 @@ def test_names_people_and_drivers_use(given: str, name: str):
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [("A4O", "A40"), ("H100", "H100-PCIe or H100-SXM or H100-NVL"), ("RTX-4091", "RTX-4090")]
+    ("given", "meant"),
+    [("A4O", "A40"), ("H100", "H100-PCIe or H100-SXM or H100-NVL"), ("RTX-4091", "RTX-4090 or RTX-5090")],
 )
 def test_unknown_name_gets_the_nearest(given: str, meant: str):
     with pytest.raises(ServebookError) as e:
@@ -88,7 +89,7 @@ def test_unknown_name_gets_the_nearest(given: str, meant: str):
     assert f"Did you mean {meant}?" in str(e.value) and "hardware.figures" in str(e.value)
 
 
-@pytest.mark.parametrize("given", ["Gaudi3", "TPU-v5e", "X1000"])
+@pytest.mark.parametrize("given", ["Gaudi3", "TPU-v5e", "Ascend910"])
 def test_a_card_that_is_none_of_the_catalogs_gets_no_guess(given: str):
     with pytest.raises(ServebookError) as e:
         resolve(HardwareParams(gpu=given))

@@ -217,9 +217,9 @@ def test_given_figures_may_say_how_fast_the_links_are():
     figures = {"name": "X", "tensor_tflops": 100.0, "memory_bandwidth_gb_per_s": 1000.0, "memory_gib": 80.0}
     assert hardware.resolve(HardwareParams(figures=figures)).link_bytes_per_s == 32e9
     assert hardware.resolve(HardwareParams(figures=figures | {"link_gb_per_s": 200.0})).link_bytes_per_s == 200e9
-    assert {n for n, g in CARDS.items() if g.nvlink_gb_per_s} == {
-        "A100-40GB-SXM", "A100-80GB-SXM", "H100-SXM", "H200", "B200",
-    }  # fmt: skip
+    linked = {n for n, g in CARDS.items() if g.nvlink_gb_per_s}
+    assert linked >= {"A100-40GB-SXM", "A100-80GB-SXM", "H100-SXM", "H200", "B200", "GB200", "H20", "MI300X"}
+    assert not linked & {"A40", "L40S", "H100-PCIe", "H100-NVL", "RTX-PRO-6000", "RTX-A6000", "A30"}
 
 
 def test_the_point_keeps_its_causes_over_several_gpus():
