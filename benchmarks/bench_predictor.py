@@ -155,7 +155,8 @@ class Reference:
         self.frozen = self._cells(self._standing)
         # others say nothing of other engines than vLLM, and give no intervals
         self.peers = {
-            p["stage"]: self._cells([{"stage": "peer:vllm", "points": p["points"]}]) for p in peers.read(self.dir / "peers.csv")
+            p["stage"]: self._cells([{"stage": "peer:vllm", "points": p["points"]}])
+            for p in peers.read(self.dir / "peers.csv")
         }
 
     def _json(self, name: str) -> dict:

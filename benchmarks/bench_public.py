@@ -32,7 +32,7 @@ from servebook.common.measured_point import MeasuredPoint
 from servebook.predictor import simulation
 from servebook.predictor.calibration import Z80, Calibration, calibrate
 from servebook.predictor.predict import form_error
-from servebook.predictor.server_limits import Server, Times
+from servebook.predictor.server_limits import PredictedServer, Times
 from servebook.predictor.simulated_clients import Traffic
 
 OWN = Path(__file__).parents[1] / "outputs" / "published" / "public"
@@ -56,7 +56,7 @@ class Score:
     inside: bool
 
 
-def figures(server: Server, times: Times, load: Traffic, p50: bool) -> dict[str, float]:
+def figures(server: PredictedServer, times: Times, load: Traffic, p50: bool) -> dict[str, float]:
     """TTFT, TPOT (s) and output tokens/s that the load shows; means, or medians where the source gives those."""
     result = simulation.simulate(server.config, times, load)
     rate = result.output_tokens / result.seconds if result.seconds > 0 else math.nan
@@ -76,7 +76,7 @@ class Bench:
         self.untold = tools.get(rows[0].cells.get("source", ""), "").lower().startswith("not told")
         self.usable = [(row, server) for row in rows if (server := self._server(row)) is not None]
 
-    def _server(self, row: Row) -> Server | None:
+    def _server(self, row: Row) -> PredictedServer | None:
         """None where the row cannot be predicted, or has no figure that can be true."""
         try:
             if not row.measured:
@@ -90,14 +90,14 @@ class Bench:
             self.failed.append(f"{row.name}: {error}")
             return None
 
-    def predict(self, row: Row, server: Server, times: Times, seed: int, most: int) -> dict[str, float]:
+    def predict(self, row: Row, server: PredictedServer, times: Times, seed: int, most: int) -> dict[str, float]:
         load = public_points.traffic_of(row, self.untold, seed, most)
         found = figures(server, times, load, row.cells.get("stat") == "p50")
         if (share := row.whole("dp", 1) or 1) > 1:
             found["output"] *= share
         return found
 
-    def score(self, stage: str, row: Row, server: Server, calibration: Calibration) -> list[Score]:
+    def score(self, stage: str, row: Row, server: PredictedServer, calibration: Calibration) -> list[Score]:
         central = self.predict(row, server, server.times(calibration.constants), 1, MOST)
         drawn = [
             self.predict(row, server, server.times(c), 2 + i, MOST_DRAWN)
@@ -114,7 +114,7 @@ class Bench:
             scores.append(Score(row, stage, metric, central[metric], math.expm1(off), abs(off) <= half))
         return scores
 
-    def learn(self, rows: Sequence[tuple[Row, Server]]) -> Calibration:
+    def learn(self, rows: Sequence[tuple[Row, PredictedServer]]) -> Calibration:
         """Constants from these rows, or none: the datasheet's priors."""
         server = rows[0][1]
         points = []
@@ -165,7 +165,7 @@ class Bench:
                     self.failed.append(f"{row.name}: {error}")
         return scores
 
-    def prior(self, row: Row, server: Server) -> Calibration:
+    def prior(self, row: Row, server: PredictedServer) -> Calibration:
         return calibrate("vllm", server.shape, server.gpu, facts=public_points.facts_of(row), layout=server.layout)
 
 

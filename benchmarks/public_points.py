@@ -26,7 +26,7 @@ from servebook.hardware import catalog
 from servebook.hardware.catalog import Gpu
 from servebook.model import reader
 from servebook.model.shape import ModelShape
-from servebook.predictor.server_limits import Server, server
+from servebook.predictor.server_limits import PredictedServer, server
 from servebook.predictor.simulated_clients import Prompt, Traffic
 
 ROUNDS = 10  # of a closed loop that does not say how many prompts it sent
@@ -120,7 +120,7 @@ def _shape(model: str, folder: str, kv: str, dtype: str, quant: str) -> ModelSha
     return plain
 
 
-def server_of(row: Row, folder: Path) -> Server:
+def server_of(row: Row, folder: Path) -> PredictedServer:
     """The server that the row describes. It was served: a pool that is thought too small is taken as large enough."""
     c, shape = row.cells, shape_of(row, folder)
     gpus = catalog.catalog()
@@ -220,7 +220,7 @@ def traffic_of(row: Row, untold: bool, seed: int = 1, most: int = 4000) -> Traff
     return Traffic(prompts_of(row, count, untold, seed), arrivals_s=times, requests=count, seed=seed, finite=True)
 
 
-def impossible(row: Row, server: Server) -> dict[str, str]:
+def impossible(row: Row, server: PredictedServer) -> dict[str, str]:
     """Figures that the row's own conditions rule out, by metric: under what the datasheet's peaks need. Such rows had
     their prompts in the prefix cache, or another model or card."""
     shape, gpu, ranks = server.layout.rank(server.shape), server.gpu, row.whole("dp", 1) or 1

@@ -35,7 +35,7 @@ def gpus_of(run: params.RunParams) -> str:
     if name in (None, "detect"):
         raise ServebookError("does not say which GPU to rent", f"{run.run}, hardware.gpu", "Name one, or give --gpus")
     count = max(
-        e.tensor_parallel_size * e.pipeline_parallel_size * e.data_parallel_size if e.batches else 1
+        e.tensor_parallel_size * e.pipeline_parallel_size * e.data_parallel_size if e.continuous_batching else 1
         for e in run.engines.values()
     )
     return f"{ACCELERATORS.get(str(name), name)}:{count}"

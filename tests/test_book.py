@@ -143,7 +143,7 @@ def test_points_that_the_parameters_dropped_are_left_out_until_they_are_back(tmp
     book = opened()
     assert points(book) == sorted(there) and book.left_out() is None and len(book.stopped()) == 1
     (book.dir / "predictions.json").unlink()  # shares of a capacity that nobody knows: what is stored stays
-    book.ledger.sort()
+    book.point_status.sync_with_params()
     assert points(book) == sorted(there)
 
 
@@ -156,8 +156,8 @@ def measured_of(spec):
 
 def test_a_parameter_that_a_later_version_adds_makes_no_point_another(book, monkeypatch):
     (spec, *_) = book.specs("vllm", "short_prompts")
-    assert book.ledger.begin(spec) is None
-    book.ledger.keep(spec, measured_of(spec))
+    assert book.point_status.start(spec) is None
+    book.point_status.complete(spec, measured_of(spec))
     made_with = book.files.made_with
     now = json.loads(made_with.read_text())
 
@@ -166,22 +166,22 @@ def test_a_parameter_that_a_later_version_adds_makes_no_point_another(book, monk
         ((fingerprint, made),) = now.items()
         made = {**made, part: {k: v for k, v in {**made[part], **changes}.items() if v is not None}}
         made_with.write_text(json.dumps({fingerprint: made}))
-        monkeypatch.setattr(book.ledger, "fingerprint", lambda _: "of another version")
+        monkeypatch.setattr(book.point_status, "fingerprint", lambda _: "of another version")
 
     stored("load", jitter_s=None)
-    assert book.params.load.jitter_s != 0.05 and not book.ledger.kept(spec), "it is given, and not its default"
+    assert book.params.load.jitter_s != 0.05 and not book.point_status.kept(spec), "it is given, and not its default"
     stored("load", temperature=None)
-    assert book.ledger.kept(spec), "it has its default, as it had before it was a parameter"
+    assert book.point_status.kept(spec), "it has its default, as it had before it was a parameter"
     stored("load", temperature=0.5)
-    assert not book.ledger.kept(spec)
+    assert not book.point_status.kept(spec)
     stored("engine", max_num_seqs=8)
-    assert not book.ledger.kept(spec)
+    assert not book.point_status.kept(spec)
     stored("facts", version="another")
-    assert not book.ledger.kept(spec)
-    book.ledger.sort()
+    assert not book.point_status.kept(spec)
+    book.point_status.sync_with_params()
     assert book.stored_points(), "another server is no other parameter"
     stored("engine", max_num_seqs=8)
-    book.ledger.sort()
+    book.point_status.sync_with_params()
     assert not book.stored_points() and book.left_out()
 
 

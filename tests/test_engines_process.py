@@ -45,7 +45,7 @@ def gone(pid: int, within_s: float = 8.0) -> bool:
     return False
 
 
-def child_of(server: process.Server) -> int:
+def child_of(server: process.ServerProcess) -> int:
     return int(server.log_tail(5).splitlines()[0])
 
 

@@ -254,7 +254,7 @@ def test_a_killed_server_costs_one_point_and_the_report_says_which(
     assert "c0002 was not measured: e ended (SIGKILL" in page
     monkeypatch.setenv("SERVEBOOK_OUTPUTS", str(tmp_path / "out"))
     book = Book.open(tmp_path / "r.yaml")
-    assert book.ledger.missing("e", ["short_prompts"], None)
+    assert book.point_status.missing("e", ["short_prompts"], None)
     book.measure("short_prompts", "e")
     assert run.points() == ["c0001", "c0002", "c0004"] and book.stopped() == []
 
@@ -303,7 +303,7 @@ def test_a_frozen_server_is_found_out_ended_and_started_again(
     assert measured(book) == ["c0002"] and gone(frozen[0])
     assert (
         "c0001 was not measured: e hangs: no answer from /health within 2 s"
-        in book.ledger.faults("e", "short_prompts")[0]
+        in book.point_status.faults("e", "short_prompts")[0]
     )
 
 
@@ -353,7 +353,7 @@ def test_an_engine_that_may_not_be_restarted_costs_the_rest_of_the_session(
     book = Book(book.params.model_copy(update={"sweeps": other}), book.dir, book.base)
     book.predict()
     sweeps = [s for s in pipeline.steps(book.params, str(tmp_path / "r.yaml")) if s.sweep]
-    outcome, progress = pipeline.Outcome(), pipeline.Progress(book, len(sweeps))
+    outcome, progress = pipeline.RunOutcome(), pipeline.Progress(book, len(sweeps))
     book.begin_session(None)
     strike(book, "c0001", lambda pid: os.kill(pid, signal.SIGKILL))
     pipeline._execute(book, sweeps, progress, outcome)
@@ -363,7 +363,7 @@ def test_an_engine_that_may_not_be_restarted_costs_the_rest_of_the_session(
     assert "c0001 was not measured: e ended (SIGKILL" in outcome.faults[0]
     assert all("is not started again (restart_after_failure: false)" in f for f in outcome.faults[1:])
     assert [n["what"] for n in book.sessions.spent()] == ["starting", "lost", "ending"]
-    made_with = book.ledger.made_with(book.specs("e", "short_prompts")[0])
+    made_with = book.point_status.made_with(book.specs("e", "short_prompts")[0])
     assert "restart_after_failure" not in made_with["engine"], "the parameter alone re-measures nothing"
 
 
@@ -474,9 +474,9 @@ def test_another_fact_of_the_server_measures_again_and_says_why(
     book = book_of(mock, c="[1]")
     book.measure("short_prompts", "e")
     spec = book.specs("e", "short_prompts")[0]
-    assert book.ledger.kept(spec)
+    assert book.point_status.kept(spec)
     monkeypatch.setattr(book, "facts", lambda name: {"version": "9.9", "kv_cache_tokens": 1234})
-    assert 'version was null, is "9.9"' in (book.ledger.begin(spec) or "")
+    assert 'version was null, is "9.9"' in (book.point_status.start(spec) or "")
 
 
 def test_changed_parameters_measure_what_changed_and_say_why(

@@ -22,7 +22,7 @@ from servebook.load.client import Reply
 from servebook.load.flow import SLICES
 from servebook.load.stream import TokenStream
 from servebook.load.summary import summarize
-from servebook.load.window import Rule, Tracker
+from servebook.load.window import PointProgress, Rule
 from servebook.run_folder import results
 
 EARLIER = Path(__file__).parents[1] / "outputs/reference/earlier.tar.xz"
@@ -35,8 +35,8 @@ KEPT = (
 )  # fmt: skip
 
 
-def tracker(begin: float, end: float, concurrency: int | None, *, open_loop: bool = False) -> Tracker:
-    t = Tracker(Rule(1, 1, 1, 0.0, 1e9), 0.0, concurrency, lambda _: None, open_loop)
+def tracker(begin: float, end: float, concurrency: int | None, *, open_loop: bool = False) -> PointProgress:
+    t = PointProgress(Rule(1, 1, 1, 0.0, 1e9), 0.0, concurrency, lambda _: None, open_loop)
     t.window_start, t.window_end, t.stopped_at = begin, end, end
     return t
 
@@ -197,7 +197,7 @@ def test_a_request_that_cannot_be_kept_is_one_clear_error(monkeypatch: pytest.Mo
 
 
 def test_error_texts_that_never_repeat_do_not_pile_up() -> None:
-    kept = finished.Finished()
+    kept = finished.RequestLog()
     for i in range(3000):
         kept.add(Reply(i, 1, 1, error=f"request {i} refused", phase="measured"))
     assert len(kept.errors) == 1001 and kept.errors[finished.OTHER_ERRORS] == 2000

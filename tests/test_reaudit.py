@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from servebook.cli import command as cli
-from servebook.run.audit_again import reaudit
+from servebook.run.audit_again import audit_run
 from servebook.run_folder import results
 from servebook.run_folder.lock_and_signals import single_run
 
@@ -22,7 +22,7 @@ def test_intervals_and_verdicts_follow_from_the_rows(tmp_path: Path) -> None:
     # as if audited by an older rule: not three rounds had made a narrow interval
     old = kept | {"ttft_ci_low_s": kept["ttft_mean_s"] * 0.999, "ttft_ci_high_s": kept["ttft_mean_s"] * 1.001}
     path.write_text(json.dumps(old | {"verdict": "valid", "reasons": [], "converged": True}))
-    judged, (line,) = reaudit(run)
+    judged, (line,) = audit_run(run)
     assert judged == len(results.read_points(run))
     assert line.startswith("long_prompts vllm c0064: valid → suspect (few rounds: 2.6 of the 64 clients")
     for found, was in zip(results.read_points(run), results.read_points(REFERENCE), strict=True):
@@ -30,7 +30,7 @@ def test_intervals_and_verdicts_follow_from_the_rows(tmp_path: Path) -> None:
         figures = {k: pytest.approx(v, rel=1e-3) if isinstance(v, float) else v for k, v in was.to_json().items()}
         assert found.to_json() == figures
     assert kept["ttft_ci_low_s"] is None and kept["ttft_mean_s"] > 4
-    assert reaudit(run) == (judged, [])
+    assert audit_run(run) == (judged, [])
 
 
 def test_the_command_says_what_it_did_and_keeps_out_of_a_run_that_is_being_written(

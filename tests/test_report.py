@@ -91,9 +91,9 @@ def test_reasons_of_the_audit_are_listed() -> None:
 
 def test_two_engines_that_batch_are_compared_too() -> None:
     rows = pd.DataFrame(report_data.points(engines=("vllm", "sglang")))
-    engines = {name: SimpleNamespace(batches=True) for name in ("vllm", "sglang")}
+    engines = {name: SimpleNamespace(continuous_batching=True) for name in ("vllm", "sglang")}
     assert "sglang against vllm" in tables.engine_gap(rows, SimpleNamespace(engines=engines))
-    one = SimpleNamespace(engines={"vllm": SimpleNamespace(batches=True)})
+    one = SimpleNamespace(engines={"vllm": SimpleNamespace(continuous_batching=True)})
     assert "no two engines" in tables.engine_gap(rows, one)
 
 

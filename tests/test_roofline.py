@@ -137,7 +137,7 @@ def test_author_style_gives_both_columns_of_the_last_table():
     def point(engine: str, c: int):
         rates = r.Rates(BW, VLLM if engine == "vllm" else HF)
         load = {"prompt_tokens": 8192, "output_tokens": 128, "concurrency": c, "kv_tokens": 430_528}
-        return r.author_style(QWEN25, rates, engine=engine, **load)
+        return r.baseline(QWEN25, rates, engine=engine, **load)
 
     for c, (tpot_ms, tok_per_s) in MIXED.items():
         p = point("vllm", c)
@@ -157,14 +157,14 @@ def test_author_style_gives_both_columns_of_the_last_table():
 def test_author_style_refuses_what_has_no_answer():
     rates = r.Rates(BW, VLLM)
     with pytest.raises(ServebookError, match="does not fit"):
-        r.author_style(QWEN25, rates, engine="vllm", prompt_tokens=9000, output_tokens=1, concurrency=1, kv_tokens=8000)
+        r.baseline(QWEN25, rates, engine="vllm", prompt_tokens=9000, output_tokens=1, concurrency=1, kv_tokens=8000)
     with pytest.raises(ServebookError, match="no closed form"):
-        r.author_style(QWEN25, rates, engine="sglang", prompt_tokens=1, output_tokens=1, concurrency=1)
+        r.baseline(QWEN25, rates, engine="sglang", prompt_tokens=1, output_tokens=1, concurrency=1)
 
 
 def test_short_prompts_on_a_fast_device_keep_mixed_steps_above_decode_steps():
     fast = r.Rates(BW, 1e18)
-    p = r.author_style(QWEN25, fast, engine="vllm", prompt_tokens=16, output_tokens=128, concurrency=8)
+    p = r.baseline(QWEN25, fast, engine="vllm", prompt_tokens=16, output_tokens=128, concurrency=8)
     assert p["tpot_s"] == near(r.decode_bytes(QWEN25, 8, 16) / BW, 1e-9)
 
 

@@ -78,7 +78,7 @@ def test_check_says_it_on_stderr_and_succeeds(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_gpu_memory_that_is_not_back_is_a_warning_of_the_outcome(tmp_path: Path) -> None:
-    outcome = pipeline.Outcome()
+    outcome = pipeline.RunOutcome()
     for left in (0.1, 6.0):
         book = SimpleNamespace(sessions=Sessions("r", tmp_path))
         bench = pipeline._Bench(book, SimpleNamespace(), outcome)  # type: ignore[arg-type]
@@ -96,4 +96,4 @@ def test_another_version_of_the_server_is_measured_again(tmp_path: Path, monkeyp
     (book.dir / "engines").mkdir()
     for version, again in ((installed, False), ("transformers 1.0", True)):
         (book.dir / "engines/e.json").write_text(json.dumps({"version": version}))
-        assert book.ledger.missing("e", [None], installed) is again
+        assert book.point_status.missing("e", [None], installed) is again

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from . import words
-from .lines import Data, Metric
+from .lines import ChartMetric, Data
 
 
 def sample_note(data: Data, bars: bool = True) -> str:
@@ -30,7 +30,7 @@ def sample_note(data: Data, bars: bool = True) -> str:
     return text.strip()
 
 
-def errors_sentence(data: Data, metrics: Sequence[Metric], x: str) -> str:
+def errors_sentence(data: Data, metrics: Sequence[ChartMetric], x: str) -> str:
     """How far the predictions lay off on average, per metric and engine."""
     found = []
     for metric in metrics:
@@ -48,7 +48,7 @@ def errors_sentence(data: Data, metrics: Sequence[Metric], x: str) -> str:
     return " ".join(part for part in (text, _others_error(data, metrics, x)) if part)
 
 
-def _others_error(data: Data, metrics: Sequence[Metric], x: str) -> str:
+def _others_error(data: Data, metrics: Sequence[ChartMetric], x: str) -> str:
     """The same of somebody else's predictions, where the figure has them."""
     found = []
     for metric in metrics:
@@ -65,7 +65,7 @@ def _others_error(data: Data, metrics: Sequence[Metric], x: str) -> str:
     return f"Mean error of the author's own prediction: {'; '.join(found)}." if found else ""
 
 
-def trends(data: Data, metric: Metric, x: str, at: str) -> list[str]:
+def trends(data: Data, metric: ChartMetric, x: str, at: str) -> list[str]:
     found = []
     for engine in data.engines:
         rows = data.curve(engine, metric.name, x)
@@ -74,7 +74,7 @@ def trends(data: Data, metric: Metric, x: str, at: str) -> list[str]:
     return found
 
 
-def values_in_words(data: Data, metric: Metric, x: str, at: str) -> str:
+def values_in_words(data: Data, metric: ChartMetric, x: str, at: str) -> str:
     """Every measured and predicted value of a metric, for the text alternative."""
     parts = []
     for engine in data.engines:
@@ -93,7 +93,7 @@ def values_in_words(data: Data, metric: Metric, x: str, at: str) -> str:
     return " ".join(parts)
 
 
-def compare_at_last(data: Data, metric: Metric, x: str, at: str) -> str:
+def compare_at_last(data: Data, metric: ChartMetric, x: str, at: str) -> str:
     """How the two engines stand at the largest x that both were measured at."""
     if len(data.engines) < 2:
         return ""

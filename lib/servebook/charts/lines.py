@@ -20,7 +20,7 @@ from .style import LIGHT, EngineStyle, FigureText, engine_order, engine_styles, 
 
 
 @dataclass(frozen=True)
-class Metric:
+class ChartMetric:
     """One y quantity: the predicted metric's name, the axis label, its unit, and the measured interval's columns."""
 
     name: str  # as in predictions and score.MEASURED
@@ -33,11 +33,11 @@ class Metric:
         return self.short or self.label
 
 
-TTFT = Metric("ttft_s", "TTFT, mean", "s", "TTFT")
-TPOT = Metric("tpot_s", "TPOT, mean", "s", "TPOT")
-E2E = Metric("e2e_s", "Request latency, mean", "s", "request latency")
-DECODE = Metric("decode_tok_per_s", "Decode throughput (tok/s)", "tok/s", "decode throughput")
-OUTPUT = Metric("output_tok_per_s", "Output tokens/s, wall clock", "tok/s", "output rate")
+TTFT = ChartMetric("ttft_s", "TTFT, mean", "s", "TTFT")
+TPOT = ChartMetric("tpot_s", "TPOT, mean", "s", "TPOT")
+E2E = ChartMetric("e2e_s", "Request latency, mean", "s", "request latency")
+DECODE = ChartMetric("decode_tok_per_s", "Decode throughput (tok/s)", "tok/s", "decode throughput")
+OUTPUT = ChartMetric("output_tok_per_s", "Output tokens/s, wall clock", "tok/s", "output rate")
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def empty(figure: Figure, ax: Axes, id: str, title: str) -> Figure:
     return figure
 
 
-def draw(ax: Axes, below: Axes | None, data: Data, metric: Metric, x: str) -> list[tuple[str, float, float]]:
+def draw(ax: Axes, below: Axes | None, data: Data, metric: ChartMetric, x: str) -> list[tuple[str, float, float]]:
     """Draw one metric of every engine and the ratio panel; returns the line ends (engine, x, y) to label."""
     ends = []
     for engine in data.engines:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from ..common.predicted_point import FrozenPredictions, StagePrediction, repeats_prompts
 from ..scoring import analysis, score
 from . import captions, lines, words
-from .lines import DECODE, E2E, OUTPUT, TPOT, TTFT, Data, Metric
+from .lines import DECODE, E2E, OUTPUT, TPOT, TTFT, ChartMetric, Data
 from .style import Canvas, FigureText, chart, plain_log, text_of, y_axis
 
 
@@ -24,7 +24,7 @@ def _finish_x(data: Data, x: str, pairs: list[tuple[Any, Any]], label: str, narr
 
 
 def _curves(
-    canvas: Canvas, data: Data, metrics: list[Metric], x: str, at: str, x_label: str, id: str, title: str,
+    canvas: Canvas, data: Data, metrics: list[ChartMetric], x: str, at: str, x_label: str, id: str, title: str,
     *, log: bool, ratio: bool = True,
 ) -> Figure:  # fmt: skip
     """Panels of curves over x with a ratio panel each: the shape of most figures here."""

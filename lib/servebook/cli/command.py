@@ -311,14 +311,14 @@ def _published(options: argparse.Namespace) -> int:
 def _post(options: argparse.Namespace) -> int:
     from ..report.export import export_post
     from ..run.book import Book
-    from ..run.replay import retell
+    from ..run.replay import replay_run
     from ..run_folder.lock_and_signals import orderly_signals, single_run
 
     book = Book.open(options.run) if options.run.is_file() else Book.at(options.run)
     post = book.files.notebooks / "08_post.ipynb"
     if not post.exists():
         with single_run(book.dir), orderly_signals():
-            retell(book.dir, on_step=_say)
+            replay_run(book.dir, on_step=_say)
     print(export_post(book.dir, post, options.out or book.dir / "post", front_matter=options.front_matter))
     return 0
 
@@ -339,9 +339,9 @@ def _pack(options: argparse.Namespace) -> int:
 
 
 def _audit(options: argparse.Namespace) -> int:
-    from ..run.audit_again import reaudit
+    from ..run.audit_again import audit_run
 
-    points, changed = reaudit(options.run_dir)
+    points, changed = audit_run(options.run_dir)
     for line in changed:
         print(line)
     verdicts = f"{len(changed)} verdict{'s' * (len(changed) > 1)} changed" if changed else "no verdict changed"
@@ -352,20 +352,20 @@ def _audit(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from ..run import pipeline
     from ..run.book import Book
-    from ..run.replay import out_of_date, retell
+    from ..run.replay import out_of_date, replay_run
     from ..run_folder.lock_and_signals import orderly_signals, single_run
 
     book = Book.at(options.run_dir)
     with single_run(book.dir), orderly_signals():
         if options.again or not (book.files.notebooks).exists():
-            retell(book.dir, on_step=_say)
+            replay_run(book.dir, on_step=_say)
         elif behind := out_of_date(book):
             _say(f"executing the notebooks again: {behind}")
             try:
-                retell(book.dir, on_step=_say)
+                replay_run(book.dir, on_step=_say)
             except ServebookError as error:  # what was executed is a page all the same
                 _say(f"servebook: {error}")
-                for line in book.ledger.unfinished():
+                for line in book.point_status.unfinished():
                     _say(f"servebook: {line}")
         print(pipeline.report(book, str(book.files.params)))
     return 0

@@ -27,7 +27,7 @@ def read(argv: list[str] | None) -> argparse.Namespace:
     status 2 and one line for a value that cannot be.
     """
     o = _parser().parse_args(argv)
-    _refuse_unheard(o)
+    reject_ignored_options(o)
     if o.lengths:
         o.prompt_tokens, o.output_tokens = lengths.read_csv(o.lengths)
     o.arrivals_s = _arrivals(o.replay) if o.replay else []
@@ -46,7 +46,7 @@ def read(argv: list[str] | None) -> argparse.Namespace:
     return o
 
 
-def _refuse_unheard(o: argparse.Namespace) -> None:
+def reject_ignored_options(o: argparse.Namespace) -> None:
     """An option that what it is for does not stand beside would be ignored in silence; then what is not given."""
     text = o.text or o.chat
     for option, given, fix, heard in (

@@ -12,7 +12,7 @@ from .param_types import Count, Port, Positive, Seconds, Share, Strict, Url
 class NaiveEngine(Strict):
     """Transformers behind one FIFO lock, batch 1."""
 
-    batches: ClassVar[bool] = False
+    continuous_batching: ClassVar[bool] = False
     prefix_caching: ClassVar[bool] = False
     kind: Literal["naive"]
     port: Port | None = None  # a free one is chosen unless given
@@ -27,7 +27,7 @@ class BatchingEngine(Strict):
     What is None is left to the engine's own default, which the predictor takes to be vLLM's.
     """
 
-    batches: ClassVar[bool] = True
+    continuous_batching: ClassVar[bool] = True
     kind: str
     port: Port | None = None  # a free one is chosen unless given
     max_num_batched_tokens: Count | None = None  # tokens of one step, over all requests

@@ -22,7 +22,7 @@ class SweepKind(Strict):
     """What all kinds share. A kind adds its fields (`prompt_tokens` and `output_tokens`, each one count or a list of
     them, among others) and says in `points` what is measured."""
 
-    told_as: ClassVar[str] = "concurrency"  # the kind that chapters over all sweeps take it for
+    report_as: ClassVar[str] = "concurrency"  # the kind that chapters over all sweeps take it for
     notebook: ClassVar[str] = "03_short_prompts"  # tells the sweep where none is named after it
     kind: str
     engines: Annotated[list[str], Once] | None = None  # all of the run's engines unless given
@@ -106,7 +106,7 @@ class ConcurrencySweep(LoadKind):
 class PromptLengthSweep(SweepKind):
     """One client, prompts of growing length."""
 
-    told_as, notebook = "prompt_length", "05_prompt_length"
+    report_as, notebook = "prompt_length", "05_prompt_length"
     kind: Literal["prompt_length"]
     prompt_tokens: Annotated[list[Count], Field(min_length=1, max_length=MOST_POINTS), Once]
     output_tokens: Count
@@ -123,7 +123,7 @@ class ArrivalRateSweep(LoadKind):
     """Open loop: requests arrive at a rate, whatever the server does. concurrency: at most so many are in flight, the
     others wait at the client. requests: a finite run of so many, measured from the first to the last."""
 
-    told_as, notebook = "arrival_rate", "06_arrival_rate"
+    report_as, notebook = "arrival_rate", "06_arrival_rate"
     kind: Literal["arrival_rate"]
     rates_per_s: Annotated[list[Rate], Once] = []
     shares_of_capacity: Annotated[list[Positive], Once] = []  # of the engine's predicted request rate
@@ -164,7 +164,7 @@ class PrefixCacheSweep(SweepKind):
 
     An engine without prefix caching (prefix_caching: false, the naive one) is measured with fresh prompts only."""
 
-    told_as, notebook = "prefix_cache", "06_prefix_cache"
+    report_as, notebook = "prefix_cache", "06_prefix_cache"
     kind: Literal["prefix_cache"]
     prompt_tokens: Count
     output_tokens: Count
@@ -189,7 +189,7 @@ class PrefixCacheSweep(SweepKind):
 class BurstSweep(LoadKind):
     """So many requests at once, until the last has ended."""
 
-    told_as, notebook = "burst", "06_traffic"
+    report_as, notebook = "burst", "06_traffic"
     kind: Literal["burst"]
     requests: Annotated[list[Finite], Field(min_length=1, max_length=MOST_POINTS), Once]
     concurrency: Clients | None = OneOf  # at most so many in flight
@@ -203,7 +203,7 @@ class TraceSweep(LoadKind):
     """A trace replayed: its requests arrive when it says, `speed` times as fast, until the last has ended. A turn of a
     conversation waits for the end of the one before."""
 
-    told_as, notebook = "trace", "06_traffic"
+    report_as, notebook = "trace", "06_traffic"
     kind: Literal["trace"]
     speeds: Annotated[list[Positive], Field(min_length=1, max_length=MOST_POINTS), Once] = [1.0]
     concurrency: Clients | None = OneOf  # at most so many in flight

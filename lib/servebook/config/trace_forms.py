@@ -36,7 +36,7 @@ MOONCAKE_TOKENS, TIMED_TOKENS = 512, 16  # of a hash id
 
 
 @dataclass(frozen=True)
-class Row:
+class TraceRow:
     """One request of a trace. parts: what its prompt begins with, as (name of a stream of tokens, tokens)."""
 
     line: int
@@ -49,7 +49,7 @@ class Row:
 
 def rows(
     records: Iterable[tuple[int, Any]], form: str | None, path: Path, tokens_per_word: float, notes: list[str]
-) -> Iterator[Row]:
+) -> Iterator[TraceRow]:
     """The requests of a file's lines; notes gathers what was assumed or left out. Raises ServebookError."""
     left_out = 0
     for line, record in records:
@@ -102,7 +102,7 @@ def count(record: Mapping[str, Any], key: str, where: str, least: int = 1) -> in
     return int(value)
 
 
-def _own(record: Mapping[str, Any], line: int, where: str, _: float) -> Row:
+def _own(record: Mapping[str, Any], line: int, where: str, _: float) -> TraceRow:
     given = {k: v for k, v in record.items() if v not in (None, "")}
     arrival = number(given, "arrival_s", where) if "arrival_s" in given else None
     prompt = count(given, "prompt_tokens", where)
@@ -114,10 +114,10 @@ def _own(record: Mapping[str, Any], line: int, where: str, _: float) -> Row:
         parts = ((("prefix", given["prefix"]), tokens),)
     elif "hash_ids" in given:
         parts = _hashes(given, where, int(given.get("hash_tokens", TIMED_TOKENS)))
-    return Row(line, arrival, prompt, count(given, "output_tokens", where), given.get("session"), parts)
+    return TraceRow(line, arrival, prompt, count(given, "output_tokens", where), given.get("session"), parts)
 
 
-def _azure(record: Mapping[str, Any], line: int, where: str, _: float) -> Row:
+def _azure(record: Mapping[str, Any], line: int, where: str, _: float) -> TraceRow:
     text = str(record["TIMESTAMP"]).strip()
     try:
         # seven digits after the point are more than Python reads
@@ -126,13 +126,13 @@ def _azure(record: Mapping[str, Any], line: int, where: str, _: float) -> Row:
         at = datetime.fromisoformat(f"{head}.{digits or 0:0<6}{zone}").astimezone(UTC).timestamp()
     except ValueError:
         raise ServebookError(f"TIMESTAMP is {text!r}", where, "Write it as 2023-11-16 18:15:46.6805900") from None
-    return Row(line, at, count(record, "ContextTokens", where), count(record, "GeneratedTokens", where))
+    return TraceRow(line, at, count(record, "ContextTokens", where), count(record, "GeneratedTokens", where))
 
 
-def _burstgpt(record: Mapping[str, Any], line: int, where: str, _: float) -> Row:
+def _burstgpt(record: Mapping[str, Any], line: int, where: str, _: float) -> TraceRow:
     prompt, output = count(record, "Request tokens", where), count(record, "Response tokens", where)
     # of a session BurstGPT tells what a turn adds or the whole of it, depending on the release: taken as new prompts
-    return Row(line, number(record, "Timestamp", where), prompt, output)
+    return TraceRow(line, number(record, "Timestamp", where), prompt, output)
 
 
 def _hashes(record: Mapping[str, Any], where: str, tokens: int) -> tuple[tuple[Hashable, int], ...]:
@@ -142,22 +142,22 @@ def _hashes(record: Mapping[str, Any], where: str, tokens: int) -> tuple[tuple[H
     return tuple((("hash", i), tokens) for i in ids)
 
 
-def _mooncake(record: Mapping[str, Any], line: int, where: str, _: float) -> Row:
+def _mooncake(record: Mapping[str, Any], line: int, where: str, _: float) -> TraceRow:
     lengths = count(record, "input_length", where), count(record, "output_length", where)
     at = number(record, "timestamp", where) / 1e3
-    return Row(line, at, *lengths, None, _hashes(record, where, MOONCAKE_TOKENS))
+    return TraceRow(line, at, *lengths, None, _hashes(record, where, MOONCAKE_TOKENS))
 
 
-def _timed(record: Mapping[str, Any], line: int, where: str, _: float) -> Row:
+def _timed(record: Mapping[str, Any], line: int, where: str, _: float) -> TraceRow:
     lengths = count(record, "input_length", where), count(record, "output_length", where)
-    return Row(line, number(record, "timestamp", where), *lengths, None, _hashes(record, where, TIMED_TOKENS))
+    return TraceRow(line, number(record, "timestamp", where), *lengths, None, _hashes(record, where, TIMED_TOKENS))
 
 
-def _custom(record: Mapping[str, Any], line: int, where: str, per_word: float) -> Row:
-    return Row(line, None, _words(record["prompt"], per_word), count(record, "output_tokens", where))
+def _custom(record: Mapping[str, Any], line: int, where: str, per_word: float) -> TraceRow:
+    return TraceRow(line, None, _words(record["prompt"], per_word), count(record, "output_tokens", where))
 
 
-def _conversation(record: Mapping[str, Any], line: int, where: str, per_word: float) -> Iterator[Row]:
+def _conversation(record: Mapping[str, Any], line: int, where: str, per_word: float) -> Iterator[TraceRow]:
     """A turn for every question that has an answer."""
     said = record["conversations"]
     if not isinstance(said, list):
@@ -167,7 +167,7 @@ def _conversation(record: Mapping[str, Any], line: int, where: str, per_word: fl
         tokens = _words(entry.get("value", "") if isinstance(entry, Mapping) else "", per_word)
         if isinstance(entry, Mapping) and entry.get("from") in ("gpt", "assistant", "chatgpt", "bing", "bard"):
             if question:
-                yield Row(line, None, before + question, tokens, ("talk", line))
+                yield TraceRow(line, None, before + question, tokens, ("talk", line))
                 before, question = before + question + tokens, 0
         else:
             question += tokens
@@ -177,7 +177,7 @@ def _words(text: Any, per_word: float) -> int:
     return max(1, round(len(str(text).split()) * per_word))
 
 
-def _shared_prefix(record: Mapping[str, Any], line: int, where: str) -> Iterator[Row]:
+def _shared_prefix(record: Mapping[str, Any], line: int, where: str) -> Iterator[TraceRow]:
     """Prompts in turn, group by group; the stages' rates give the arrivals, where there are any."""
     groups, each = count(record, "num_groups", where), count(record, "num_prompts_per_group", where)
     system = count(record, "system_prompt_len", where, 0)
@@ -191,7 +191,7 @@ def _shared_prefix(record: Mapping[str, Any], line: int, where: str) -> Iterator
     for i, arrival in enumerate(due or [None] * (groups * each)):
         own = i % (groups * each)
         parts = (((("group", own % groups)), system), (("prompt", own), prompt - system))
-        yield Row(line, arrival, prompt, output, None, parts if system else parts[1:])
+        yield TraceRow(line, arrival, prompt, output, None, parts if system else parts[1:])
 
 
 def of_config(text: str, path: Path) -> Iterator[tuple[int, Any]]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..common.errors import ServebookError
 from . import trace_forms
-from .trace_forms import FORMATS, Row
+from .trace_forms import FORMATS, TraceRow
 
 __all__ = ["FORMATS", "Trace", "read"]
 
@@ -103,7 +103,7 @@ def _records(text: str, path: Path) -> Iterator[tuple[int, Any]]:
             yield table.line_num, {str(k).strip(): v for k, v in row.items() if k is not None}
 
 
-def _trace(rows: Iterable[Row], path: Path, sha256: str, notes: list[str]) -> Trace:
+def _trace(rows: Iterable[TraceRow], path: Path, sha256: str, notes: list[str]) -> Trace:
     """Rows one by one into columns: a million of them take a few dozen bytes each."""
     arrivals, prompts, outputs, before = array("d"), array("q"), array("q"), array("q")
     parts: list[tuple[tuple[Hashable, int], ...]] = []

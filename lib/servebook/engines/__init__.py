@@ -20,10 +20,10 @@ from typing import Any
 from ..common.errors import ServebookError
 from ..config.params import RunParams
 from . import records
-from .base import Engine
+from .base import RunningEngine
 
 
-def start(params: RunParams, name: str, run_dir: Path, *, base: Path) -> Engine:
+def start(params: RunParams, name: str, run_dir: Path, *, base: Path) -> RunningEngine:
     """Start the engine `name` of a run and return it once it answers; it is the caller's to stop.
 
     Writes engines/<name>.log and engines/<name>.json in the run's folder. base: the folder that relative model paths
@@ -32,21 +32,21 @@ def start(params: RunParams, name: str, run_dir: Path, *, base: Path) -> Engine:
     """
     kind = _kind(params, name)
     records.clear_stale(run_dir, name)
-    started: Engine = kind.start(params, name, run_dir, base)
+    started: RunningEngine = kind.start(params, name, run_dir, base)
     return started
 
 
-def join(run_dir: Path, name: str) -> Engine | None:
+def join(run_dir: Path, name: str) -> RunningEngine | None:
     """The engine `name` of this run that already runs and answers, else None. Its owner ends it, not the caller."""
     return records.join(run_dir, name)
 
 
-def ensure(params: RunParams, name: str, run_dir: Path, base: Path) -> Engine:
+def ensure(params: RunParams, name: str, run_dir: Path, base: Path) -> RunningEngine:
     """The running engine if there is one (`owned` is False), else a new one that ends with the `with` block."""
     return join(run_dir, name) or start(params, name, run_dir, base=base)
 
 
-def restart(params: RunParams, name: str, run_dir: Path, base: Path) -> Engine:
+def restart(params: RunParams, name: str, run_dir: Path, base: Path) -> RunningEngine:
     """A new engine in place of one that failed, whoever of this run started that; it is the caller's to stop.
 
     Raises ServebookError as start does, and for a server that runs elsewhere and does not answer.

@@ -11,7 +11,7 @@ from .http import answers, http_status
 HEALTH_S = 10.0  # a server that says nothing on /health for so long is frozen, however loaded
 
 
-class Engine:
+class RunningEngine:
     """A server that answers. `owned`: this object ends it; a joined engine or a foreign URL is left running.
 
     url: base without /v1; model: the name to send; facts: what it said of itself (keys of facts.FACT_KEYS).
@@ -84,7 +84,7 @@ class Engine:
         """The API key that its requests need, None where they need none."""
         return None
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> RunningEngine:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -12,14 +12,14 @@ from typing import Any
 from .. import model
 from ..common.errors import ServebookError
 from ..config.params import NaiveEngine, RunParams
-from .base import Engine
+from .base import RunningEngine
 from .environment import server_environment
 from .facts import blank_facts
 from .http import get_json
 from .process import Launch, launch
 
 
-def start(params: RunParams, name: str, run_dir: Path, base: Path) -> Engine:
+def start(params: RunParams, name: str, run_dir: Path, base: Path) -> RunningEngine:
     """The naive engine of a run, once it answers. Raises ServebookError (see engines.start)."""
     engine = params.engines[name]
     assert isinstance(engine, NaiveEngine)

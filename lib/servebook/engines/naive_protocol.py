@@ -124,7 +124,7 @@ def load_tokenizer(path: str, revision: str | None) -> Any:
         return None
 
 
-class Answer:
+class Completion:
     """Turns a job's tokens into an OpenAI-style answer, whole or streamed."""
 
     def __init__(self, job: Job, served: Served) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 from aiohttp import web
 
 from . import naive_model
-from .naive_protocol import Answer, BadRequest, Job, Served, load_tokenizer, refusal
+from .naive_protocol import BadRequest, Completion, Job, Served, load_tokenizer, refusal
 
 
 class Metrics:
@@ -150,7 +150,7 @@ class NaiveServer:
         except (BadRequest, ValueError, RecursionError) as error:
             what = str(error) if isinstance(error, BadRequest) else "the body is not JSON"
             return refusal(400, what)
-        answer = Answer(job, self.served)
+        answer = Completion(job, self.served)
         return await (answer.stream if job.stream else answer.whole)(request, self.tokens(job, arrived))
 
     async def tokens(self, job: Job, arrived: float) -> AsyncGenerator[int]:

@@ -16,7 +16,7 @@ from ..common import files
 from ..common.errors import ServebookError
 from ..config.params import OpenAIEngine, RunParams
 from . import secrets
-from .base import Engine
+from .base import RunningEngine
 from .environment import server_environment
 from .facts import blank_facts, from_metrics, from_sglang, merge
 from .http import answers, get_json, http_get, http_status, served_models
@@ -26,7 +26,7 @@ from .records import record_of
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 
-class Remote(Engine):
+class Remote(RunningEngine):
     """A server at a URL; `alive` asks it, `stop` leaves it alone."""
 
     kind = "openai"
@@ -40,7 +40,7 @@ class Remote(Engine):
         return self._api_key
 
 
-def start(params: RunParams, name: str, run_dir: Path, base: Path) -> Engine:
+def start(params: RunParams, name: str, run_dir: Path, base: Path) -> RunningEngine:
     """The server at `url`, or the one that `command` starts, once it answers. Raises ServebookError."""
     engine = params.engines[name]
     assert isinstance(engine, OpenAIEngine)

@@ -21,7 +21,7 @@ from ..common import files
 from ..common.errors import ServebookError
 from ..hardware.catalog import GIB, nvml, visible_handles
 from . import logs
-from .base import Engine
+from .base import RunningEngine
 from .facts import blank_facts
 from .http import answers, healthy, served_models
 from .ports import LOOPBACK, free_port, require_free
@@ -47,7 +47,7 @@ class Launch:
     lists_models: bool = True  # False: it is ready without its model in its list (transformers serve has an empty one)
 
 
-class Server(Engine):
+class ServerProcess(RunningEngine):
     """A server this machine runs. Owned ones hold the guard's pipe: when this process ends, so does the server."""
 
     def __init__(self, name: str, launch: Launch, port: int, run_dir: Path) -> None:
@@ -169,7 +169,7 @@ def gpu_gib_in_use() -> float | None:
             return None
 
 
-def launch(name: str, make: Launch, run_dir: Path) -> Server:
+def launch(name: str, make: Launch, run_dir: Path) -> ServerProcess:
     """Start a server and return it when it answers /health and /v1/models.
 
     Raises ServebookError when it ends, does not answer in time, or its port is taken. Nothing is left running then.
@@ -178,7 +178,7 @@ def launch(name: str, make: Launch, run_dir: Path) -> Server:
     for attempt in range(PORT_TRIES):
         port = require_free(make.port, f"{where}.port") if make.port else free_port()
         try:
-            server = Server(name, make, port, run_dir)
+            server = ServerProcess(name, make, port, run_dir)
         except OSError as error:
             raise ServebookError(
                 f"cannot start it ({error.strerror})", where, "Check disk space and permissions"
@@ -202,7 +202,7 @@ class PortTaken(Exception):
     """Somebody else bound the port between the check and the server's own bind."""
 
 
-def _await_ready(server: Server, make: Launch, where: str) -> None:
+def _await_ready(server: ServerProcess, make: Launch, where: str) -> None:
     deadline = time.monotonic() + make.timeout_s
     assert server.log is not None
     while not server.ready():
@@ -220,7 +220,7 @@ def _await_ready(server: Server, make: Launch, where: str) -> None:
         server.wait(0.1)
 
 
-def _obituary(server: Server, lines: list[str]) -> str:
+def _obituary(server: ServerProcess, lines: list[str]) -> str:
     status = server.exit_status or 0
     how = f"exit status {status}"
     if status > 128:

@@ -11,7 +11,7 @@ from typing import Any
 from ..common import files
 from ..common.errors import ServebookError
 from ..run_folder.layout import RunFiles
-from .base import Engine
+from .base import RunningEngine
 from .http import healthy
 
 TOKEN = "SERVEBOOK_SERVER"  # environment variable that marks a server and all its children as one start's
@@ -65,7 +65,7 @@ def _boot_id() -> str | None:
         return None
 
 
-def join(run_dir: Path, name: str) -> Engine | None:
+def join(run_dir: Path, name: str) -> RunningEngine | None:
     """The engine of this run that already runs and answers, None otherwise. It stays its owner's."""
     record = read_record(record_of(run_dir, name))
     process = record.pop("process", None)
@@ -76,7 +76,7 @@ def join(run_dir: Path, name: str) -> Engine | None:
     return Joined(name, record, process, log_of(run_dir, name))
 
 
-class Joined(Engine):
+class Joined(RunningEngine):
     """A server that another process of this run owns."""
 
     def __init__(self, name: str, facts: dict[str, Any], process: dict[str, Any], log: Path) -> None:

@@ -16,13 +16,13 @@ from .. import model
 from ..common.errors import ServebookError
 from ..config.params import ModelParams, RunParams, VllmEngine
 from ..hardware.processor import processor
-from .base import Engine
+from .base import RunningEngine
 from .environment import server_environment
 from .facts import vllm_facts
 from .process import Launch, launch
 
 
-def start(params: RunParams, name: str, run_dir: Path, base: Path) -> Engine:
+def start(params: RunParams, name: str, run_dir: Path, base: Path) -> RunningEngine:
     """A run's vLLM server, once it answers. Raises ServebookError (see engines.start)."""
     engine = params.engines[name]
     assert isinstance(engine, VllmEngine)

@@ -145,7 +145,7 @@ class Chunk:
         return np.asarray(brought)
 
 
-class Finished:
+class RequestLog:
     """A point's finished requests."""
 
     def __init__(self) -> None:

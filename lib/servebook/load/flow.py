@@ -16,7 +16,7 @@ from .window import Rule
 SLICES = 12  # of the window, for the throughput's interval
 
 
-class Flow:
+class WindowTotals:
     """Tallies of a window [begin, end], chunk by chunk.
 
     times: further times between which output tokens will be asked for.

@@ -1,6 +1,6 @@
 """The closed and the open loop: who sends which request when, and what ends with the point.
 
-A ramp is one load whose concurrency or rate grows in stages; each stage has a Tracker, its own warm-up and window.
+A ramp is one load whose concurrency or rate grows in stages; each has a PointProgress, its own warm-up and window.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from .client import Client, Reply, now
 from .prompts import FRESH, Bodies, Talk
 from .stream import TokenStream
-from .window import Tracker
+from .window import PointProgress
 
 BURST_S, BURST_BYTES = 0.05, 1 << 26  # what is due within so long is made beforehand, up to so many bytes
 
@@ -25,11 +25,11 @@ class Loop:
 
     def __init__(self, client: Client, bodies: Bodies) -> None:
         self.client, self.bodies = client, bodies
-        self.tracker: Tracker | None = None
+        self.tracker: PointProgress | None = None
         self.tasks: set[asyncio.Task[None]] = set()
         self.index = itertools.count()
 
-    async def stage(self, tracker: Tracker, start: Callable[[], object]) -> None:
+    async def stage(self, tracker: PointProgress, start: Callable[[], object]) -> None:
         """Until the stage's end or its time limit; `start` brings the load to what the stage asks for. After the last
         stage whatever is left is cancelled: a server that hangs cannot hold it up."""
         if self.tracker is not None:
@@ -53,7 +53,7 @@ class Loop:
         if tracker.fault:
             raise tracker.fault
 
-    async def at_limit(self, tracker: Tracker) -> None:
+    async def at_limit(self, tracker: PointProgress) -> None:
         """What is done when a stage's time is up."""
 
     def prepared(
@@ -64,7 +64,7 @@ class Loop:
         reply = Reply(index, *self.bodies.asked(index, talk), scheduled=scheduled, turn=talk.turn, stream=stream)
         return reply, body or self.bodies(index, talk), talk
 
-    async def _cancel(self, tracker: Tracker) -> None:
+    async def _cancel(self, tracker: PointProgress) -> None:
         left = list(self.tasks)
         for task in left:
             task.cancel()
@@ -84,7 +84,7 @@ class Loop:
             self.tracker.broke(error)
 
     @property
-    def current(self) -> Tracker:
+    def current(self) -> PointProgress:
         """The stage's tracker that requests count for now."""
         assert self.tracker is not None
         return self.tracker
@@ -100,7 +100,7 @@ class ClosedLoop(Loop):
         self.begun = itertools.count()
         self.sent = 0
 
-    async def run(self, tracker: Tracker, concurrency: int) -> None:
+    async def run(self, tracker: PointProgress, concurrency: int) -> None:
         """One stage at so many clients, at least as many as before."""
         begun = [self._begin() for _ in range(concurrency - self.clients)]
         self.clients = concurrency
@@ -157,7 +157,7 @@ class OpenLoop(Loop):
         self.due: Sequence[float] = ()  # of a trace with conversations
         self._turns = 0  # that wait to be due
 
-    async def run(self, tracker: Tracker, due: Iterator[float]) -> None:
+    async def run(self, tracker: PointProgress, due: Iterator[float]) -> None:
         """One stage; due: seconds from its start, ascending (see arrivals)."""
         if self.bodies.prompts.plan.talks:
             self.due = list(due)
@@ -172,7 +172,7 @@ class OpenLoop(Loop):
             if self.sender:
                 self.sender.cancel()
 
-    async def at_limit(self, tracker: Tracker) -> None:
+    async def at_limit(self, tracker: PointProgress) -> None:
         """Arrivals stop, and what is in flight is waited for, up to a request's timeout."""
         if not tracker.last:
             return
@@ -182,7 +182,7 @@ class OpenLoop(Loop):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(tracker.stop.wait(), self.client.timeout_s)
 
-    async def _send(self, tracker: Tracker, due: Iterator[float]) -> None:
+    async def _send(self, tracker: PointProgress, due: Iterator[float]) -> None:
         plan = self.bodies.prompts.plan
         schedule = self._with_bodies(due)
         self.clock_start = now() + 0.02

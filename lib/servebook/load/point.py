@@ -31,8 +31,8 @@ from .metrics import Scraper
 from .probe import Dialect, Probe, find_dialect, names
 from .prompts import Bodies, Prompts
 from .runtime import allow_many_sockets, in_thread, quiet_collector
-from .watch import Progress, watch
-from .window import Rule, Tracker
+from .watch import ProgressCallback, watch
+from .window import PointProgress, Rule
 
 
 def rule_of(spec: PointSpec, load: Load, deadline_s: float | None = None) -> Rule:
@@ -80,7 +80,7 @@ async def measure_ramp(
     run_dir: Path | None,
     batching: bool,
     floors: Mapping[str, float] | None = None,
-    on_progress: Progress | None = None,
+    on_progress: ProgressCallback | None = None,
     deadline_s: float | None = None,
     rules: Sequence[Rule] | None = None,
     api_key: str | None = None,
@@ -153,7 +153,7 @@ async def measure_ramp(
             started_at, start = datetime.now(UTC), now()
             write = stack.enter_context(_writer(spec, run_dir))
             keep = partial(_keep, write, start) if run_dir else _forget
-            tracker = Tracker(
+            tracker = PointProgress(
                 rule, start, spec.concurrency if closed else None, keep, not closed, last=spec is specs[-1]
             )
             async with watch(tracker, scraper, rule, on_progress) as health:
@@ -195,7 +195,7 @@ def _due(spec: PointSpec, load: Load, replay_s: Sequence[float]) -> Iterator[flo
 @dataclass(frozen=True)
 class _Stage:
     spec: PointSpec
-    tracker: Tracker
+    tracker: PointProgress
     scraper: Scraper
     health: dict[str, Any]
     started_at: datetime

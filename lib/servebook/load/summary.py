@@ -26,20 +26,20 @@ from ..common import stats
 from ..config.params import Slo
 from . import metrics
 from .finished import Chunk, Column
-from .flow import Flow
-from .window import Tracker, converged
+from .flow import WindowTotals
+from .window import PointProgress, converged
 
 UNSEEN = 1.5  # times as many as were seen are more than a few looks miss
 
 
-def summarize(tracker: Tracker, slo: Slo, *, batching: bool, scraper: metrics.Scraper | None) -> dict[str, Any]:
+def summarize(tracker: PointProgress, slo: Slo, *, batching: bool, scraper: metrics.Scraper | None) -> dict[str, Any]:
     """The measured part of a point: figures, and the facts that the audit weighs."""
     begin, end = tracker.window_start, tracker.window_end
     if begin is None or end is None or end <= begin:
         begin = end = math.nan  # there was no window: nothing lies in it
     account = metrics.Account(scraper.samples if scraper else [], begin, end)
     times, shape, turns = _Latencies(tracker.per_round), _Shape(), _Turns()
-    outcomes, flow = _Outcomes(tracker, slo), Flow(begin, end, account.times(), open_loop=tracker.open_loop)
+    outcomes, flow = _Outcomes(tracker, slo), WindowTotals(begin, end, account.times(), open_loop=tracker.open_loop)
     for chunk in tracker.finished.chunks():
         for part in (times, shape, turns, outcomes, flow):
             part.add(chunk)
@@ -93,7 +93,7 @@ def waiting_of(queue_mean_s: float | None, rate_per_s: float, gauge_mean: float 
 def running_of(in_flight: float, decoding: float, running_peak: float | None, waiting: float | None) -> float:
     """Mean requests that a batching engine works on at once: in flight less those that the server says wait.
 
-    Prefilling ones count, as in vLLM's num_requests_running. in_flight: of the client. decoding: Flow.decoding_mean.
+    Prefilling ones count, as in vLLM's num_requests_running. in_flight: of the client. decoding: see WindowTotals.
     running_peak: the most that the server's gauge showed; waiting: see waiting_of; None where it has none.
 
     A server may wait for more than it says (connections that it has not accepted) or say nothing. What it was seen to
@@ -110,7 +110,7 @@ def running_of(in_flight: float, decoding: float, running_peak: float | None, wa
 class _Outcomes:
     """How requests of the window ended, and how many met the slo."""
 
-    def __init__(self, tracker: Tracker, slo: Slo) -> None:
+    def __init__(self, tracker: PointProgress, slo: Slo) -> None:
         self.tracker, self.slo = tracker, slo
         self.good = self.failed = self.unfinished = self.warmup_failures = self.met = 0
         self._silent_s: list[float] = []  # of each request that was cut off, for how long it had been

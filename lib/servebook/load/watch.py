@@ -12,14 +12,14 @@ from typing import Any
 from ..common import stats
 from .client import now
 from .metrics import Scraper
-from .window import Rule, Tracker
+from .window import PointProgress, Rule
 
-Progress = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 
 
 @contextlib.asynccontextmanager
 async def watch(
-    tracker: Tracker, scraper: Scraper, rule: Rule, on_progress: Progress | None
+    tracker: PointProgress, scraper: Scraper, rule: Rule, on_progress: ProgressCallback | None
 ) -> AsyncIterator[dict[str, Any]]:
     """Scrape, measure the client itself, and report progress while the load runs; yields the client's health."""
     health: dict[str, Any] = {}

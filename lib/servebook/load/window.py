@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from ..common import stats
 from ..config.points import NARROW_E2E, NARROW_TTFT, OCCUPANCY_LOSS
 from .client import Reply, now
-from .finished import Finished
+from .finished import RequestLog
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def _singles() -> array[float]:
 
 
 @dataclass
-class Tracker:
+class PointProgress:
     """Follows every request of a point; decides phases, the window, and the end."""
 
     rule: Rule
@@ -64,7 +64,7 @@ class Tracker:
     on_end: Callable[[Reply], None]
     open_loop: bool = False
     in_flight: set[Reply] = field(default_factory=set)
-    finished: Finished = field(default_factory=Finished)
+    finished: RequestLog = field(default_factory=RequestLog)
     measured: int = 0  # requests of the window that ended, failures among them
     window_start: float | None = None
     window_end: float | None = None
@@ -76,7 +76,7 @@ class Tracker:
     fault: BaseException | None = None
     warm: int = 0
     last: bool = True  # no stage follows: what is in flight at the end is cut off
-    before: Tracker | None = None  # the stage of a ramp that this one took over
+    before: PointProgress | None = None  # the stage of a ramp that this one took over
     carried: set[Reply] = field(default_factory=set)  # in flight when the next stage took over
     _e2e: array[float] = field(default_factory=_singles)  # of the window's answered requests, in the order they ended
     _ttft: array[float] = field(default_factory=_singles)
@@ -96,7 +96,7 @@ class Tracker:
         """Requests of one round: closed-loop clients move in waves, so latencies repeat after as many."""
         return 1 if self.open_loop else self.concurrency or 1
 
-    def take_over(self, before: Tracker) -> None:
+    def take_over(self, before: PointProgress) -> None:
         """Go on with what an earlier stage of a ramp has in flight."""
         self.before, before.carried = before, set(before.in_flight)
         self.in_flight |= before.in_flight

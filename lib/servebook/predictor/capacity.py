@@ -22,7 +22,7 @@ MOST_CLIENTS = 1024
 
 
 @dataclass(frozen=True)
-class Carried:
+class LoadResult:
     """A load and what it gives. met_share: requests that meet the service level; goodput_per_s: those, per second."""
 
     concurrency: int | None
@@ -46,7 +46,7 @@ def met_share(result: Result, slo: Slo) -> float:
     return met / len(result.requests)
 
 
-def carry(f: Forecaster, spec: PointSpec, slo: Slo, price_per_hour: float, hit_share: float = 0.0) -> Carried:
+def carry(f: Forecaster, spec: PointSpec, slo: Slo, price_per_hour: float, hit_share: float = 0.0) -> LoadResult:
     """One load on a calibrated server: how much of it meets the service level, and what a million tokens cost."""
     scenario = Scenario(f.server, spec, f.load, hit_share)
     c = spec.concurrency or 40
@@ -55,18 +55,18 @@ def carry(f: Forecaster, spec: PointSpec, slo: Slo, price_per_hour: float, hit_s
     tokens = outcome.output_tok_per_s
     cost = price_per_hour / 3600 / tokens * 1e6 if price_per_hour and tokens > 0 else None
     rate = outcome.request_rate_per_s
-    return Carried(spec.concurrency, rate, tokens, met, met * rate, cost)
+    return LoadResult(spec.concurrency, rate, tokens, met, met * rate, cost)
 
 
 def largest_concurrency(
     f: Forecaster, prompt_tokens: int, output_tokens: int, slo: Slo, price_per_hour: float = 0.0, hit_share: float = 0.0
-) -> Carried | None:
+) -> LoadResult | None:
     """The largest closed-loop C of which 90 % of requests meet the service level (doubling, then bisection); None: not
     even one client's do, or the server cannot serve such a request."""
     if f.server.refuses(prompt_tokens, output_tokens):
         return None
 
-    def at(c: int) -> Carried:
+    def at(c: int) -> LoadResult:
         spec = PointSpec("capacity", f.server.name, f"c{c:04d}", "concurrency", prompt_tokens, output_tokens, c)
         return carry(f, spec, slo, price_per_hour, hit_share)
 
@@ -80,7 +80,7 @@ def largest_concurrency(
     return _between(best, low, high, at, halve=lambda a, b: (a + b) // 2, close=lambda a: max(1, a // 32))
 
 
-def _between(best: Carried, low: Any, high: Any, at: Any, *, halve: Any, close: Any) -> Carried:
+def _between(best: LoadResult, low: Any, high: Any, at: Any, *, halve: Any, close: Any) -> LoadResult:
     """Bisect between a load that is carried and one that is not, until they are as close as `close` asks."""
     while high - low > close(low):
         middle = halve(low, high)
@@ -94,13 +94,13 @@ def _between(best: Carried, low: Any, high: Any, at: Any, *, halve: Any, close: 
 
 def largest_rate(
     f: Forecaster, prompt_tokens: int, output_tokens: int, slo: Slo, price_per_hour: float = 0.0, hit_share: float = 0.0
-) -> Carried | None:
+) -> LoadResult | None:
     """The largest Poisson rate of which 90 % of requests meet the service level, to 2 % of capacity; None as above."""
     capacity = f.capacity(prompt_tokens, output_tokens)
     if capacity is None:
         return None
 
-    def at(rate: float) -> Carried:
+    def at(rate: float) -> LoadResult:
         spec = PointSpec(
             "capacity", f.server.name, f"r{rate:.3f}", "arrival_rate", prompt_tokens, output_tokens, rate_per_s=rate
         )
@@ -127,7 +127,7 @@ def capacity(
     """For every engine what it carries under the service level (default: the run's), and for vLLM what would change it.
 
     other_gpus: (gpu, price per hour). hit_share: of prompts, in the prefix-caching what-if. Rows: {engine, case, gpu,
-    fits, note, by_concurrency, by_rate} with `Carried` as dicts. A what-if keeps the calibrated constants, which are
+    fits, note, by_concurrency, by_rate} with `LoadResult` as dicts. A what-if keeps the calibrated constants, which are
     shares of datasheet figures; another GPU takes its own priors.
     """
     level, price = slo or params.slo, params.hardware.price_per_hour
@@ -157,7 +157,7 @@ def capacity(
 
 
 def _row(
-    engine: str, case: str, gpu: Gpu, note: str | None, by_concurrency: Carried | None, by_rate: Carried | None
+    engine: str, case: str, gpu: Gpu, note: str | None, by_concurrency: LoadResult | None, by_rate: LoadResult | None
 ) -> dict[str, Any]:
     return {
         "engine": engine, "case": case, "gpu": gpu.name, "fits": note is None, "note": note,
@@ -191,7 +191,7 @@ def _with(base: Forecaster, **changes: Any) -> Forecaster:
     if "kv_tokens" in changes:
         blocks = max((server.kv_tokens // server.config.block_size - 1) // server.layout.pipeline, 1)
         server = replace(server, problem=None, config=replace(server.config, kv_blocks=blocks))
-    return Forecaster(server, base.calibration, base.load, base.samples, base.seed, base.learned_prompts)
+    return Forecaster(server, base.calibration, base.load, base.samples, base.seed, base.calibrated_prompts)
 
 
-__all__ = ["Carried", "capacity", "carry", "largest_concurrency", "largest_rate", "met_share"]
+__all__ = ["LoadResult", "capacity", "carry", "largest_concurrency", "largest_rate", "met_share"]

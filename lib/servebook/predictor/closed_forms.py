@@ -147,7 +147,7 @@ def effective_rates(
     return pd.DataFrame(rows)
 
 
-def author_points(
+def baseline_points(
     params: RunParams,
     shape: ModelShape,
     rates: Mapping[str, roofline.Rates],
@@ -165,7 +165,7 @@ def author_points(
             kind, told = params.engines[engine].kind, (facts or {}).get(engine, {})
             budget = token_budget(params.engines[engine], told)
             for c in s.concurrency:
-                metrics = roofline.author_style(
+                metrics = roofline.baseline(
                     shape,
                     given,
                     engine="naive" if kind == "naive" else "vllm",

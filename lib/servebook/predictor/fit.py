@@ -9,7 +9,7 @@ from ..common.errors import ServebookError
 from ..config.engines import VllmEngine
 from ..hardware.catalog import Gpu
 from ..model.shape import ModelShape
-from .server_limits import Server, server
+from .server_limits import PredictedServer, server
 
 SIZES = (1, 2, 4, 8, 16)  # GPUs that a model is split over
 
@@ -37,7 +37,7 @@ def figures(shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def on_card(shape: ModelShape, gpu: Gpu, gpus: int = 1, context: int | None = None, **settings: Any) -> Server:
+def on_card(shape: ModelShape, gpu: Gpu, gpus: int = 1, context: int | None = None, **settings: Any) -> PredictedServer:
     """The server of a model split over so many of a card, at vLLM's defaults but for `settings` of its engine."""
     engine = VllmEngine(kind="vllm", tensor_parallel_size=gpus, max_model_len=context, **settings)
     return server("vllm", engine, shape, gpu)

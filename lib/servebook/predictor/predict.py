@@ -26,7 +26,7 @@ from . import explain
 from .calibration import Z80, Calibration, calibrate
 from .priors import HOST_NOISE
 from .scenario import Outcome, Scenario, average, capacity_per_s, typical, whole_rounds
-from .server_limits import Server, Times, server
+from .server_limits import PredictedServer, Times, server
 from .simulation import Result, over_time
 
 __all__ = ["Forecaster", "predict_published", "predict_run"]
@@ -60,12 +60,12 @@ def form_error(metric: str, stage: str) -> float:
 class Forecaster:
     """One engine, calibrated: predicts points. hit_share: prompts served from the prefix cache, by (sweep, point)."""
 
-    server: Server
+    server: PredictedServer
     calibration: Calibration
     load: Load
     samples: int = SAMPLES
     seed: int = 1
-    learned_prompts: frozenset[int] = frozenset()
+    calibrated_prompts: frozenset[int] = frozenset()
     running_gauge: bool = False  # see Scenario
     text: bool = False  # see Scenario
 
@@ -199,7 +199,7 @@ class Forecaster:
         return {"value": value, "low": value * math.exp(-half), "high": value * math.exp(half)}
 
     def _discrepancy(self, metric: str, spec: PointSpec) -> float:
-        alone = (spec.clients == 1 or self.server.naive) and spec.prompt_tokens in self.learned_prompts
+        alone = (spec.clients == 1 or self.server.naive) and spec.prompt_tokens in self.calibrated_prompts
         at = 0 if alone else 1
         share = DISCREPANCY.get("tpot_s" if metric == "decode_tok_per_s" else metric, RATE_DISCREPANCY)[at]
         return share * (CPU_DISCREPANCY if self.server.gpu.is_cpu else 1.0)
@@ -347,7 +347,7 @@ def predict_published(
     return out
 
 
-def _still_cached(s: Server, spec: PointSpec, sent: Mapping[str, int]) -> int:
+def _still_cached(s: PredictedServer, spec: PointSpec, sent: Mapping[str, int]) -> int:
     """How many of a repeated point's prompts, in the order sent, earlier points of its set have left in the cache."""
     if not isinstance(spec, RepeatedPoint) or s.kv_tokens <= 0:
         return 0
@@ -388,7 +388,7 @@ def _content(spec: PointSpec, central: Outcome, first: Result) -> _Content:
     return out
 
 
-def _limits(s: Server) -> dict[str, Any]:
+def _limits(s: PredictedServer) -> dict[str, Any]:
     return {
         "kind": s.kind, "max_num_batched_tokens": s.config.max_num_batched_tokens,
         "max_num_seqs": s.config.max_num_seqs, "max_model_len": s.max_model_len, "kv_cache_tokens": s.kv_tokens,

@@ -192,7 +192,7 @@ def wall_clock_tok_per_s(
     return concurrency * decodes / (chunks * concurrency * mixed_step_s + alone * decode_step_s)
 
 
-def author_style(
+def baseline(
     shape: ModelShape,
     rates: Rates,
     *,

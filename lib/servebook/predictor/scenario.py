@@ -17,14 +17,14 @@ from ..config.params import Load
 from ..config.points import NARROW_E2E, NARROW_TTFT, PointSpec
 from . import simulation
 from .priors import HOST_NOISE
-from .server_limits import Server, Times
+from .server_limits import PredictedServer, Times
 from .simulated_clients import Prompt, Traffic
 from .simulation import Result
 from .steptime import NaiveTimes
 
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
 PERCENTILES = {"p50": 50, "p90": 90, "p99": 99}
-Spread = dict[str, dict[str, float]]  # latency → percentile → seconds
+LatencyPercentiles = dict[str, dict[str, float]]  # latency → percentile → seconds
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Outcome:
     preemptions: int
 
     hit_share: float = 0.0  # of the measured requests' prompt tokens, found in the prefix cache
-    spread: Spread = field(default_factory=dict)  # by metric and statistic
+    spread: LatencyPercentiles = field(default_factory=dict)  # by metric and statistic
 
 
-def spread_of(values: Mapping[str, np.ndarray]) -> Spread:
+def spread_of(values: Mapping[str, np.ndarray]) -> LatencyPercentiles:
     """The percentiles of each latency."""
     return {
         latency: dict(zip(PERCENTILES, map(float, np.percentile(v, list(PERCENTILES.values()))), strict=True))
@@ -61,7 +61,7 @@ def spread_of(values: Mapping[str, np.ndarray]) -> Spread:
 class Scenario:
     """A point's load on a server, ready to simulate with any constants."""
 
-    server: Server
+    server: PredictedServer
     spec: PointSpec
     load: Load
     hit_share: float = 0.0  # share of prompts whose tokens are already in the prefix cache
@@ -293,7 +293,7 @@ def _merged(outcomes: Sequence[Outcome], middle: Callable[[list[float]], float])
 
 
 def capacity_per_s(
-    server: Server,
+    server: PredictedServer,
     times: Times,
     prompt_tokens: int,
     output_tokens: int,

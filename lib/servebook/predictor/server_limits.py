@@ -24,7 +24,7 @@ ASYNCHRONOUS_FROM = (0, 14)
 
 
 @dataclass(frozen=True)
-class Server:
+class PredictedServer:
     """An engine's limits. problem: why it cannot serve at all, None where it can. config: of one group of requests that
     steps by itself (see parallel); kv_tokens: of one replica, as its log tells."""
 
@@ -79,7 +79,9 @@ class Server:
         return replace(self.config, kv_blocks=blocks)
 
 
-def server(name: str, engine: Engine, shape: ModelShape, gpu: Gpu, facts: Mapping[str, Any] | None = None) -> Server:
+def server(
+    name: str, engine: Engine, shape: ModelShape, gpu: Gpu, facts: Mapping[str, Any] | None = None
+) -> PredictedServer:
     """The limits of an engine: what it said of itself where facts hold it, else parameters, else vLLM's defaults.
 
     Raises ServebookError for a model that cannot be split over so many GPUs.
@@ -89,7 +91,7 @@ def server(name: str, engine: Engine, shape: ModelShape, gpu: Gpu, facts: Mappin
         free = int(gpu.memory_bytes * 0.95 - shape.weight_bytes - NAIVE_NON_TORCH_GIB * GIB)
         tokens = max(0, free // (3 * shape.kv_bytes_per_token))  # old buffer, new buffer, copies of a growing cache
         problem = _too_big(shape, gpu, ALONE) if free <= 0 else None
-        return Server(
+        return PredictedServer(
             name, "naive", shape, gpu, SchedulerConfig(max_num_seqs=1), shape.max_context_tokens, ALONE, tokens,
             "memory left beside the weights", problem,
         )  # fmt: skip
@@ -104,14 +106,14 @@ def server(name: str, engine: Engine, shape: ModelShape, gpu: Gpu, facts: Mappin
     big = gpu.memory_gib >= BIG_GPU_GIB and "A100" not in gpu.name
     default = (16384 if gpu.memory_gib >= HUGE_GPU_GIB else 8192, 1024) if big else (2048, 128 if gpu.is_cpu else 256)
     budget = known.get("max_num_batched_tokens") or given.max_num_batched_tokens or default[0]
-    seats = known.get("max_num_seqs") or given.max_num_seqs or default[1]
-    budget = max(int(budget), int(seats)) if "max_num_batched_tokens" not in known else int(budget)
+    max_sequences = known.get("max_num_seqs") or given.max_num_seqs or default[1]
+    budget = max(int(budget), int(max_sequences)) if "max_num_batched_tokens" not in known else int(budget)
     context = int(known.get("max_model_len") or given.max_model_len or shape.max_context_tokens)
     block = int(known.get("block_size") or (128 if gpu.is_cpu else 16))
     caching = bool(known.get("prefix_caching", given.prefix_caching))
     default_asynchronous = _asynchronous(known.get("version"), gpu)
     asynchronous = bool(known.get("async_scheduling", default_asynchronous) and layout.pipeline == 1)
-    held, source = _kv_pool(given, shape, gpu, layout, budget, int(seats), block, caching, asynchronous)
+    held, source = _kv_pool(given, shape, gpu, layout, budget, int(max_sequences), block, caching, asynchronous)
     tokens = int(known["kv_cache_tokens"]) if "kv_cache_tokens" in known else held.tokens(context)
     source = "the engine's log" if "kv_cache_tokens" in known else source
     problem = None
@@ -121,14 +123,14 @@ def server(name: str, engine: Engine, shape: ModelShape, gpu: Gpu, facts: Mappin
         problem = f"does not fit: vLLM refuses a context of {context:,} over a KV pool of {tokens:,}; set max_model_len"
     stages = layout.pipeline  # their groups share the seats and the pool; each waits for its own batch to come through
     config = SchedulerConfig(
-        max_num_batched_tokens=budget, max_num_seqs=max(int(seats) // stages, 1), block_size=block,
+        max_num_batched_tokens=budget, max_num_seqs=max(int(max_sequences) // stages, 1), block_size=block,
         kv_blocks=max((tokens // block - 1) // stages, 1), async_scheduling=asynchronous, prefix_caching=caching,
     )  # fmt: skip
     # vLLM's rule for cudagraph_capture_sizes (config/vllm.py, 0.26 to 0.32)
-    captured = min(2 * int(seats), 1024 if gpu.generation == "blackwell" else 512, budget)
+    captured = min(2 * int(max_sequences), 1024 if gpu.generation == "blackwell" else 512, budget)
     if known.get("cuda_graphs", not given.enforce_eager) is False:
         captured = 0
-    return Server(
+    return PredictedServer(
         name, "vllm", shape, gpu, config, context, layout, tokens, source, problem, tuple(notes), captured, held
     )  # fmt: skip
 
@@ -147,7 +149,7 @@ def _too_big(shape: ModelShape, gpu: Gpu, layout: Layout) -> str:
 
 
 def _kv_pool(
-    given: BatchingEngine, shape: ModelShape, gpu: Gpu, layout: Layout, budget: int, seats: int, block: int,
+    given: BatchingEngine, shape: ModelShape, gpu: Gpu, layout: Layout, budget: int, max_sequences: int, block: int,
     caching: bool, asynchronous: bool,
 ) -> tuple[Pool, str]:  # fmt: skip
     """(the pool of one replica, where the figure comes from)"""
@@ -160,18 +162,18 @@ def _kv_pool(
     if gpu.is_cpu:
         return of(given.cpu_kv_cache_gib * GIB), "cpu_kv_cache_gib"
     left = gpu.memory_bytes * given.gpu_memory_utilization - layout.weight_bytes(shape)
-    left -= activation_bytes(shape, layout, budget, seats)
+    left -= activation_bytes(shape, layout, budget, max_sequences)
     talk = layout.gpus > (1 if shape.experts else layout.data)
     left -= (NON_TORCH_GIB + (NCCL_GIB if talk else 0.0)) * GIB
     return of(max(left, 0.0)), "memory left by weights and a guess of activations"
 
 
-def activation_bytes(shape: ModelShape, layout: Layout, budget: int, seats: int) -> float:
+def activation_bytes(shape: ModelShape, layout: Layout, budget: int, max_sequences: int) -> float:
     """What vLLM's dummy pass takes at its peak: logits of every seat, in the run's dtype and in fp32, beside the hidden
     states of a full budget, its MLP's intermediate results, and the routed copies of its tokens. H200 runs of
     2026-11-29 measured 1.04, 1.05 and 1.19 GiB where this says 1.05, 1.05 and 1.01."""
     rank = layout.rank(shape)
-    logits = min(seats, budget) * shape.vocab * (shape.element_bytes + 4)
+    logits = min(max_sequences, budget) * shape.vocab * (shape.element_bytes + 4)
     inner = 2 * rank.intermediate
     if shape.experts and rank.experts:
         wide = max(2 * rank.experts.intermediate // (1 if layout.expert else layout.tensor * layout.data), shape.hidden)

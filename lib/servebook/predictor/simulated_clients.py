@@ -74,7 +74,7 @@ def seconds_of(r: Request, of: str) -> float | None:
     return r.ready_s - r.sent_s
 
 
-class Measured:
+class MeasuredRequests:
     """The measured requests' times and tokens in the order they ended, as columns; the first ones as requests too."""
 
     TIMES = ("due_s", "sent_s", "ready_s", "scheduled_s", "first_s", "end_s")
@@ -115,13 +115,13 @@ class Measured:
         return np.asarray(self.column("scheduled_s") - ready if of == "queue_s" else ready - self.column("sent_s"))
 
 
-class Clients:
+class SimulatedClients:
     """Sends requests, follows their completions and says when the point is over."""
 
     def __init__(self, load: Traffic) -> None:
         self.load, self.rng, self.plan = load, random.Random(load.seed), load.plan
         self.due: list[tuple[float, int, Request]] = []  # (sent_s, id, request)
-        self.measured = Measured()
+        self.measured = MeasuredRequests()
         self.open = load.open
         self.ended = self._sent = self._in_flight = self._conversations = 0
         self._e2e_sum = 0.0

@@ -18,7 +18,7 @@ import numpy as np
 
 from .power import Power
 from .scheduler import Request, Scheduler, SchedulerConfig, Step
-from .simulated_clients import TOKENIZE_S, Clients, Measured, Traffic
+from .simulated_clients import TOKENIZE_S, MeasuredRequests, SimulatedClients, Traffic
 
 
 class StepTimes(Protocol):
@@ -72,7 +72,7 @@ class Result:
     """Measured requests in the order they ended, and the window's figures. running_mean and waiting_mean are what
     vLLM's gauges show: set when a step has been processed, so a request is not in them before a step has ended."""
 
-    measured: Measured
+    measured: MeasuredRequests
     window: tuple[float, float]
     wall_s: float
     running_mean: float
@@ -194,7 +194,7 @@ def over_time(result: Result) -> dict[str, list[float]]:
     }
 
 
-def _result(clients: Clients, wall_s: float, gauge: Gauge, **more: Any) -> Result:
+def _result(clients: SimulatedClients, wall_s: float, gauge: Gauge, **more: Any) -> Result:
     start, end, tokens, complete = clients.window()
     running, waiting = gauge.means(start, end)
     return Result(
@@ -216,7 +216,7 @@ class _Engine:
 
     def __init__(self, config: SchedulerConfig, times: StepTimes, load: Traffic, skip: bool, log: bool) -> None:
         self.times, self.load, self.skip = times, load, skip
-        self.clients, self.scheduler, self.depth = Clients(load), Scheduler(config), config.depth
+        self.clients, self.scheduler, self.depth = SimulatedClients(load), Scheduler(config), config.depth
         self.api, self.power = _ApiLoop(times.event_s), Power()
         self.tokenize_s = TOKENIZE_S if load.text else 0.0
         self.block_size, self.kv_blocks = config.block_size, config.kv_blocks
@@ -371,7 +371,7 @@ class ServiceTimes(Protocol):
 
 def simulate_naive(times: ServiceTimes, load: Traffic) -> Result:
     """One request at a time, first come first served. Open loop with equal requests: an M/D/1 queue."""
-    clients, gauge, free = Clients(load), Gauge(1), 0.0
+    clients, gauge, free = SimulatedClients(load), Gauge(1), 0.0
     cost: dict[tuple[int, int], tuple[float, float, float]] = {}
     while not clients.over and clients.due:
         sent, _, r = heapq.heappop(clients.due)

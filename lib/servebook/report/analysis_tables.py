@@ -41,7 +41,7 @@ def _count(value: float | None) -> str | None:
 
 def engine_gap(points: pd.DataFrame, params: Any) -> Html:
     """The gap to the first naive engine (without one, to the first engine) at each concurrency, split into factors."""
-    baseline = next((n for n, e in params.engines.items() if not e.batches), next(iter(params.engines)))
+    baseline = next((n for n, e in params.engines.items() if not e.continuous_batching), next(iter(params.engines)))
     parts = []
     for other in params.engines:
         if other == baseline:

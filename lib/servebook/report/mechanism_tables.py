@@ -84,10 +84,10 @@ def why_engines_differ(
     return table(shown, f"What separates {engine}{against}", fold=False)
 
 
-Row = tuple[str, str, str, Html]
+MechanismRow = tuple[str, str, str, Html]
 
 
-def _iteration_level(points: pd.DataFrame, busiest: pd.Series[Any], baseline: str | None) -> Row:
+def _iteration_level(points: pd.DataFrame, busiest: pd.Series[Any], baseline: str | None) -> MechanismRow:
     batch = busiest["decode_wall_tok_per_s"] * busiest["tpot_mean_s"]
     text = f"At C = {busiest['concurrency']:.0f} {words.number(batch)} requests decode at once on average"
     serial = points[(points["engine"] == baseline) & (points["kind"] == "concurrency")]
@@ -102,7 +102,7 @@ def _iteration_level(points: pd.DataFrame, busiest: pd.Series[Any], baseline: st
     )
 
 
-def _selective(own: pd.DataFrame, busiest: pd.Series[Any]) -> Row | None:
+def _selective(own: pd.DataFrame, busiest: pd.Series[Any]) -> MechanismRow | None:
     alone = own[(own["sweep"] == busiest["sweep"]) & (own["concurrency"] == own["concurrency"].min())]
     if alone.empty or alone["concurrency"].iloc[0] == busiest["concurrency"]:
         return None
@@ -121,7 +121,7 @@ def _selective(own: pd.DataFrame, busiest: pd.Series[Any]) -> Row | None:
     )
 
 
-def _paged(facts: Mapping[str, Any], own: pd.DataFrame) -> Row | None:
+def _paged(facts: Mapping[str, Any], own: pd.DataFrame) -> MechanismRow | None:
     pool, block = facts.get("kv_cache_tokens"), facts.get("block_size") or 16
     if not pool:
         return None
@@ -142,7 +142,7 @@ def _paged(facts: Mapping[str, Any], own: pd.DataFrame) -> Row | None:
     )
 
 
-def _gqa(shape: ModelShape, busiest: pd.Series[Any]) -> Row:
+def _gqa(shape: ModelShape, busiest: pd.Series[Any]) -> MechanismRow:
     context = busiest["prompt_tokens"] + busiest["output_tokens"] / 2
     batch = busiest["decode_wall_tok_per_s"] * busiest["tpot_mean_s"]
     cache = batch * shape.kv_read_bytes(context)
@@ -159,7 +159,7 @@ def _gqa(shape: ModelShape, busiest: pd.Series[Any]) -> Row:
     )
 
 
-def _chunked(longest: pd.DataFrame, facts: Mapping[str, Any]) -> Row | None:
+def _chunked(longest: pd.DataFrame, facts: Mapping[str, Any]) -> MechanismRow | None:
     budget = facts.get("max_num_batched_tokens")
     if not budget or longest.empty:
         return None
@@ -180,7 +180,7 @@ def _chunked(longest: pd.DataFrame, facts: Mapping[str, Any]) -> Row | None:
     )
 
 
-def _overhead(points: pd.DataFrame, engine: str, baseline: str | None) -> Row | None:
+def _overhead(points: pd.DataFrame, engine: str, baseline: str | None) -> MechanismRow | None:
     alone = points[(points["kind"] == "concurrency") & (points["concurrency"] == 1) & (points["tpot_mean_s"] > 0)]
     one, two = (alone[alone["engine"] == e] for e in (baseline, engine))
     if one.empty or two.empty:

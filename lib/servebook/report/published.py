@@ -37,9 +37,9 @@ def write_published(
     told = author_predictions.read(source)
     theirs = author_predictions.curves(told, measured)
     frozen = {"frozen": [{"stage": STAGE, "points": prediction["points"]}]}
-    taught = [(p.prompt_tokens, p.output_tokens) for p in measured if p.concurrency == 1]
-    scores = score.held_out(score.score(measured, frozen), taught)
-    engine = next((n for n, e in params.engines.items() if e.batches), next(iter(params.engines)))
+    calibration_workloads = [(p.prompt_tokens, p.output_tokens) for p in measured if p.concurrency == 1]
+    scores = score.held_out(score.score(measured, frozen), calibration_workloads)
+    engine = next((n for n, e in params.engines.items() if e.continuous_batching), next(iter(params.engines)))
     body = Body()
     body.add(_lead(measured, params, gpu))
     body.add(tables.claim(measured, scores, engine=engine, said=UNSEEN))

@@ -11,7 +11,7 @@ from ..config.params import RunParams
 from ..hardware.catalog import Gpu
 from ..scoring.score import verdict
 from ..scoring.tool_result import LATENCIES
-from ..scoring.tool_scores import Row, ToolScore
+from ..scoring.tool_scores import ToolRow, ToolScore
 from . import markup
 from .page import Body, download, write_page
 
@@ -38,7 +38,7 @@ def write_tool_scores(out: Path, scores: Sequence[ToolScore], params: RunParams,
     return write_page(Path(out), [body.chapter(title)], [], context)
 
 
-def _table(rows: Sequence[Row]) -> str:
+def _table(rows: Sequence[ToolRow]) -> str:
     frame = pd.DataFrame(
         [
             {
@@ -52,5 +52,5 @@ def _table(rows: Sequence[Row]) -> str:
     return str(markup.table(frame, caption="Predicted against measured, per percentile", fold=False))
 
 
-def _figure(row: Row, value: float) -> str:
+def _figure(row: ToolRow, value: float) -> str:
     return f"{value * 1e3:,.4g} ms" if row.metric in LATENCIES else f"{value:,.4g}"

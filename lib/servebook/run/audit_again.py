@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def reaudit(run_dir: Path) -> tuple[int, list[str]]:
+def audit_run(run_dir: Path) -> tuple[int, list[str]]:
     """Write intervals, drift and verdict of every point of the run anew: how many, and a line for each that changed.
 
     Raises ServebookError where no run is stored, or another process writes to it.

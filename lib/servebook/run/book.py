@@ -45,7 +45,7 @@ class Book(WorkingRun):
     def open(cls, params_path: str | Path, *, create: bool = False) -> Book:
         """The run of a parameter file. With create, its folder is made and the resolved parameters written into it."""
         if stored := os.environ.get(STORED):
-            return ToldAgain.at(Path(stored))
+            return ReplayedRun.at(Path(stored))
         path_as_typed, path = params_path, find_params(params_path)
         run_params = params.load(path)
         book = cls(run_params, outputs_folder() / run_params.run, path.resolve().parent)
@@ -111,7 +111,7 @@ class Book(WorkingRun):
             stored = self.files.params
             if not stored.exists() or stored.read_text() != resolved:
                 files.write_text(stored, resolved)
-                self.ledger.sort()
+                self.point_status.sync_with_params()
         except OSError as error:
             raise ServebookError(
                 f"cannot write the run's folder ({error.strerror})",
@@ -160,7 +160,7 @@ class Book(WorkingRun):
         kept = {
             (s.sweep, s.engine, s.point)
             for s in self.all_specs()
-            if (of is None or s.engine in of) and self.ledger.kept(s)
+            if (of is None or s.engine in of) and self.point_status.kept(s)
         }
         return frozen_predictions.freeze(self.dir, stage, prediction, kept)
 
@@ -183,7 +183,7 @@ def _dropped(learned: Sequence[MeasuredPoint]) -> str | None:
     return f"{len(invalid)} of {len(learned)} C = 1 points are invalid and not learned from, {whole}: {why}"
 
 
-class ToldAgain(Book):
+class ReplayedRun(Book):
     """A run as its notebooks see it while it is told again: what they would do was done, and stays."""
 
     def preflight(self) -> list[Check]:

@@ -27,7 +27,7 @@ LOG_LINES = 8  # of an engine's log, kept with a point that it cost
 
 def measure(book: WorkingRun, sweep: str, engine: str, *, progress: bool = True) -> None:
     """Measure what is missing of one sweep on one engine; starts the engine only if something is."""
-    todo = book.ledger.todo(book.specs(engine, sweep))
+    todo = book.point_status.todo(book.specs(engine, sweep))
     if todo:
         with live.watching(book, todo), contextlib.ExitStack() as running:
             running.callback(results.write_points_csv, book.dir)  # an interruption's points too
@@ -47,7 +47,7 @@ class _Measuring:
     def run(self, todo: list[PointSpec]) -> None:
         book, engine, sweep = self._book, self._engine, todo[0].sweep
         predicted_s = {(p["sweep"], p["point"]): p.get("wall_s") for p in book.frozen_points(engine)}
-        minutes = book.ledger.limit_minutes(sweep, engine)
+        minutes = book.point_status.limit_minutes(sweep, engine)
         limit_s = None if minutes is None else 60 * minutes
         server, failed_in_a_row, why = self._running.enter_context(book.engine(engine)), 0, None
         started = time.monotonic()
@@ -55,7 +55,7 @@ class _Measuring:
             left_s = None if limit_s is None else limit_s - (time.monotonic() - started)
             wall_s = predicted_s.get((sweep, spec.point))
             if left_s is not None and (left_s <= 0 or (wall_s is not None and wall_s > left_s and k > 0)):
-                book.tell(f"{sweep} {engine}: {book.ledger.stop_at_limit(todo[k:])}", True)
+                book.tell(f"{sweep} {engine}: {book.point_status.stop_at_limit(todo[k:])}", True)
                 break
             if why or not server.alive():
                 if not book.may_restart(engine):
@@ -89,7 +89,7 @@ class _Measuring:
         Raises Unanswered where it is well, and answered no request of the point all the same.
         """
         book, name = self._book, f"{spec.sweep} {spec.engine} {spec.point}"
-        if again := book.ledger.begin(spec):
+        if again := book.point_status.start(spec):
             book.tell(f"{name}: measured again, {again}", self._progress)
         with book.sessions.spending(LOST, engine=spec.engine, sweep=spec.sweep, point=spec.point) as spent:
             began = time.monotonic()
@@ -105,7 +105,7 @@ class _Measuring:
                 return str(why)  # what a dying server did is no point
             if not point.requests:  # nothing was measured: it is not done
                 raise Unanswered(f"answered no request: {point.stop_reason}")
-            book.ledger.keep(spec, replace(point, wall_s=round(time.monotonic() - began, 3)))
+            book.point_status.complete(spec, replace(point, wall_s=round(time.monotonic() - began, 3)))
             spent["what"] = MEASURING
         book.tell(f"{name} done", self._progress)
         return None
@@ -141,5 +141,5 @@ class _Measuring:
 
     def _lose(self, specs: list[PointSpec], why: str, log: list[str] | None = None) -> None:
         for spec in specs:
-            self._book.ledger.lose(spec, why, log or [])
+            self._book.point_status.mark_lost(spec, why, log or [])
             self._book.tell(f"{spec.sweep} {spec.engine} {spec.point} lost: {why}", self._progress)

@@ -33,7 +33,7 @@ LAST = ("07_analysis", "08_post")
 
 
 @dataclass(frozen=True)
-class Step:
+class NotebookStep:
     """One notebook execution: which notebook, with which parameters, into which executed copy."""
 
     notebook: str
@@ -53,7 +53,7 @@ class Step:
 
 
 @dataclass
-class Outcome:
+class RunOutcome:
     """What a run came to: the report if it was written, every fault (something is missing) and warning as one line."""
 
     report: Path | None = None
@@ -67,18 +67,18 @@ def notebook_of(params: RunParams, sweep: str) -> str:
     return named[0].stem if named else params.sweeps[sweep].notebook
 
 
-def steps(params: RunParams, params_path: str) -> list[Step]:
+def steps(params: RunParams, params_path: str) -> list[NotebookStep]:
     """Every notebook execution of a run, in order."""
     base = {"PARAMS": params_path}
-    plan = [Step(name, base) for name in FIRST]
+    plan = [NotebookStep(name, base) for name in FIRST]
     for engine in params.engines:
-        plan.append(Step(SERVING, {**base, "ENGINE": engine}, engine))
+        plan.append(NotebookStep(SERVING, {**base, "ENGINE": engine}, engine))
         plan += [
-            Step(notebook_of(params, sweep), {**base, "ENGINE": engine, "SWEEP": sweep}, engine, sweep)
+            NotebookStep(notebook_of(params, sweep), {**base, "ENGINE": engine, "SWEEP": sweep}, engine, sweep)
             for sweep, s in params.sweeps.items()
             if s.engines is None or engine in s.engines
         ]
-    return plan + [Step(name, base) for name in LAST]
+    return plan + [NotebookStep(name, base) for name in LAST]
 
 
 def chapters(params: RunParams, params_path: str, copies: Path) -> list[Path]:
@@ -91,7 +91,7 @@ def chapters(params: RunParams, params_path: str, copies: Path) -> list[Path]:
     return sorted(chosen.values(), key=lambda p: p.name)
 
 
-def run(params_path: str, *, only: str | None = None, command: list[str] | None = None) -> Outcome:
+def run(params_path: str, *, only: str | None = None, command: list[str] | None = None) -> RunOutcome:
     """Execute a run, or one stage of it (`only`: a notebook's name or its number, or "report").
 
     Raises ServebookError when a notebook fails on which all others build. An engine that cannot be started or fails,
@@ -112,7 +112,7 @@ def run(params_path: str, *, only: str | None = None, command: list[str] | None 
             raise ServebookError(f"no stage {only!r}", "--only", f"Stages: {names}")
     elif only == "report":
         plan = []
-    outcome = Outcome(warnings=preflight.warnings(book.params, book.base))
+    outcome = RunOutcome(warnings=preflight.warnings(book.params, book.base))
     with single_run(book.dir), orderly_signals():
         book.begin_session(command)
         progress = Progress(book, len(plan))
@@ -150,7 +150,7 @@ def report(book: Book, params_path: str) -> Path:
     return render(book.dir, copies)
 
 
-def _execute(book: Book, plan: list[Step], progress: Progress, outcome: Outcome) -> None:
+def _execute(book: Book, plan: list[NotebookStep], progress: Progress, outcome: RunOutcome) -> None:
     with _Bench(book, progress, outcome) as bench:
         for position, step in enumerate(plan):
             progress.at(position)
@@ -168,7 +168,7 @@ def _execute(book: Book, plan: list[Step], progress: Progress, outcome: Outcome)
                     raise
                 outcome.faults.append(str(error))
                 progress.note(str(error))
-            if step.engine and (lost := book.ledger.faults(step.engine, step.sweep)):
+            if step.engine and (lost := book.point_status.faults(step.engine, step.sweep)):
                 outcome.faults += lost
                 bench.failed(step.engine)
 
@@ -176,7 +176,7 @@ def _execute(book: Book, plan: list[Step], progress: Progress, outcome: Outcome)
 class _Bench:
     """What holds the hardware: no engine or one, started when something is to be measured on it."""
 
-    def __init__(self, book: Book, progress: Progress, outcome: Outcome) -> None:
+    def __init__(self, book: Book, progress: Progress, outcome: RunOutcome) -> None:
         self._book, self._progress, self._outcome = book, progress, outcome
         self._engine: Any = None
         self._name: str | None = None
@@ -198,7 +198,7 @@ class _Bench:
         self._name = name
         if name is None or self._engine or name in self._unavailable:
             return name not in self._unavailable
-        if not self._book.ledger.missing(name, sweeps, engines.installed_version(self._book.params, name)):
+        if not self._book.point_status.missing(name, sweeps, engines.installed_version(self._book.params, name)):
             return True
         self._progress.say(f"starting {name}")
         try:
@@ -217,11 +217,11 @@ class _Bench:
             self._given_up.add(name)
             self._unavailable.add(name)
 
-    def skip(self, step: Step) -> None:
+    def skip(self, step: NotebookStep) -> None:
         """Mark a step's points as lost to an engine that is not started again."""
         if step.engine and step.engine in self._given_up:
-            self._book.ledger.lose_rest(step.engine, step.sweep, NO_RESTART.format(engine=step.engine))
-            self._outcome.faults += self._book.ledger.faults(step.engine, step.sweep)
+            self._book.point_status.mark_rest_lost(step.engine, step.sweep, NO_RESTART.format(engine=step.engine))
+            self._outcome.faults += self._book.point_status.faults(step.engine, step.sweep)
 
     def clear(self) -> None:
         """End the engine, with everything it started, and see whether the GPU's memory is back."""
@@ -288,4 +288,4 @@ class Progress:
         print(f"{lead}{text}", file=sys.stderr, flush=True)
 
 
-__all__ = ["Outcome", "Step", "chapters", "notebook_of", "report", "run", "steps"]
+__all__ = ["NotebookStep", "RunOutcome", "chapters", "notebook_of", "report", "run", "steps"]

@@ -9,17 +9,17 @@ from pathlib import Path
 from ..common.errors import ServebookError
 from ..run_folder.layout import point_of
 from . import pipeline
-from .book import STORED, Book, ToldAgain
+from .book import STORED, Book, ReplayedRun
 from .notebook_execution import execute
 
 
-def retell(run_dir: Path, on_step: Callable[[str], None] = lambda _: None) -> None:
+def replay_run(run_dir: Path, on_step: Callable[[str], None] = lambda _: None) -> None:
     """Execute the notebooks of a stored run into its folder; on_step is told which begins.
 
     Raises ServebookError where one fails.
     """
     run_dir = Path(run_dir).resolve()
-    book = ToldAgain.at(run_dir)
+    book = ReplayedRun.at(run_dir)
     if not book.stored_points():
         raise ServebookError("nothing is measured yet", str(run_dir), "Run `servebook run` first")
     before = os.environ.get(STORED)

@@ -70,7 +70,7 @@ class WorkingRun(StoredRun):
 
     def batching(self, engine: str) -> bool:
         """Whether an engine decodes requests together."""
-        return self.params.engines[engine].batches
+        return self.params.engines[engine].continuous_batching
 
     def floors(self, spec: PointSpec) -> dict[str, float]:
         """Times that no server on this hardware can beat: the point is invalid where a figure is below."""
@@ -91,5 +91,5 @@ class WorkingRun(StoredRun):
         """Open a session of the pipeline and forget the engine failures of the last one."""
         for stale in self.files.engine_failures().values():
             stale.unlink()
-        self.ledger.sort()
+        self.point_status.sync_with_params()
         self.sessions.begin(command)

@@ -35,7 +35,7 @@ FACTS = (
 )  # fmt: skip
 
 
-class Run(Protocol):
+class RunState(Protocol):
     """What the account needs to know of its run (stored_run.StoredRun)."""
 
     params: RunParams
@@ -61,10 +61,10 @@ class Run(Protocol):
         """The standing prediction of a stage."""
 
 
-class Ledger:
+class PointStatus:
     """The account of one run's points, kept in its folder."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunState) -> None:
         self._run, self._files = run, RunFiles(run.dir)
 
     # --- what a point was made with -----------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class Ledger:
 
     # --- points of other parameters -----------------------------------------------------------------------------
 
-    def sort(self) -> None:
+    def sync_with_params(self) -> None:
         """Put points of other parameters where nothing reads them, and take back those that are of these again.
 
         A sweep of shares of a capacity that is not predicted yet has no points so far: what is stored of it stays.
@@ -173,7 +173,7 @@ class Ledger:
 
     # --- one point's way ----------------------------------------------------------------------------------------
 
-    def begin(self, spec: PointSpec) -> str | None:
+    def start(self, spec: PointSpec) -> str | None:
         """Note what a point is made with before it is measured, and set aside what stands there.
 
         Returns why it is measured again, None where it was not there.
@@ -193,20 +193,20 @@ class Ledger:
             files.write_json(self._files.made_with, {**ingredients, fingerprint: self.made_with(spec)})
         return why
 
-    def keep(self, spec: PointSpec, point: MeasuredPoint) -> None:
+    def complete(self, spec: PointSpec, point: MeasuredPoint) -> None:
         """Store a measured point as complete."""
         results.write_point(self._files.dir, replace(point, fingerprint=self.fingerprint(spec)))
         self._fault_file(spec).unlink(missing_ok=True)
 
-    def lose(self, spec: PointSpec, why: str, log: Sequence[str] = ()) -> None:
+    def mark_lost(self, spec: PointSpec, why: str, log: Sequence[str] = ()) -> None:
         """Mark a point as not measured, for the report and the exit status; log: the engine's last lines."""
         record = {"sweep": spec.sweep, "engine": spec.engine, "points": [spec.point], "fault": True, "log": list(log)}
         files.write_json(self._fault_file(spec), {**record, "why": f"{spec.point} was not measured: {why}"})
 
-    def lose_rest(self, engine: str, sweep: str | None, why: str) -> None:
+    def mark_rest_lost(self, engine: str, sweep: str | None, why: str) -> None:
         """Mark what is still to be measured of a sweep (None: the calibration) as not measured."""
         for spec in self.todo(self._run.specs(engine, sweep or points.CALIBRATION)):
-            self.lose(spec, why)
+            self.mark_lost(spec, why)
 
     def stop_at_limit(self, left: Sequence[PointSpec]) -> str:
         """Mark the points that a sweep's time limit leaves out, and say so."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,7 @@ from ..predictor import closed_forms, roofline
 from ..scoring import analysis, peers, standing
 from . import results
 from .layout import RunFiles
-from .point_status import Ledger
+from .point_status import PointStatus
 from .sessions import Sessions
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class StoredRun:
         self.params, self.dir, self.base = run_params, run_dir, base
         self.files = RunFiles(run_dir)
         self.sessions = Sessions(run_params.run, run_dir)
-        self.ledger = Ledger(self)
+        self.point_status = PointStatus(self)
 
     # --- what is known before measuring -------------------------------------------------------------------------
 
@@ -96,19 +97,19 @@ class StoredRun:
 
     def sweep_names(self, kind: str) -> list[str]:
         """Sweeps that are told as a kind (sweeps.SweepKind.told_as), in the parameters' order."""
-        return [name for name, s in self.params.sweeps.items() if s.told_as == kind]
+        return [name for name, s in self.params.sweeps.items() if s.report_as == kind]
 
     def left_out(self) -> str | None:
         """Stored points that these parameters do not have, as a sentence; None where there are none."""
-        return self.ledger.left_out()
+        return self.point_status.left_out()
 
     def stopped(self) -> list[dict[str, Any]]:
-        """Points that are missing, each with the reason (see Ledger.stopped)."""
-        return self.ledger.stopped()
+        """Points that are missing, each with the reason (see PointStatus.stopped)."""
+        return self.point_status.stopped()
 
     def unfinished(self) -> list[str]:
         """Points that nothing tells of: those of engines that failed to start are told by that."""
-        return self.ledger.unfinished()
+        return self.point_status.unfinished()
 
     # --- what came out ------------------------------------------------------------------------------------------
 
@@ -154,7 +155,7 @@ class StoredRun:
         ]
         return {**stored, "frozen": frozen}
 
-    def author_points(self) -> list[PredictedPoint]:
+    def baseline_points(self) -> list[PredictedPoint]:
         """The posts' closed forms for this run: at the datasheet's rates, or each engine's at its first C = 1 point."""
         rates = {}
         for engine, kind in self.engine_kinds().items():
@@ -169,21 +170,34 @@ class StoredRun:
                     tpot_s=p.tpot_mean_s,
                     kv_passes=passes,
                 )
-        return closed_forms.author_points(self.params, self.shape, rates, self.all_facts())
+        return closed_forms.baseline_points(self.params, self.shape, rates, self.all_facts())
+
+    def author_points(self) -> list[PredictedPoint]:
+        """baseline_points by the name that notebooks used until 0.1."""
+        warnings.warn("author_points is now baseline_points", DeprecationWarning, stacklevel=2)
+        return self.baseline_points()
+
+    @property
+    def taught(self) -> set[tuple[int, int]]:
+        """calibration_workloads by the name that notebooks used until 0.1."""
+        warnings.warn("taught is now calibration_workloads", DeprecationWarning, stacklevel=2)
+        return self.calibration_workloads
 
     def scores(self) -> pd.DataFrame:
         """Predictions of every stage against the points that were held out of calibration, the posts' way beside."""
         from ..scoring import score
 
-        stages = [*self.predictions()["frozen"], {"stage": closed_forms.STAGE, "points": self.author_points()}]
-        return score.held_out(score.score(self.points(), stages), self.taught)
+        stages = [*self.predictions()["frozen"], {"stage": closed_forms.STAGE, "points": self.baseline_points()}]
+        return score.held_out(score.score(self.points(), stages), self.calibration_workloads)
 
     def beside_peers(self) -> pd.DataFrame:
         """Other predictors' errors beside ours on the same points (see peers); empty where the run has no peers.csv."""
-        return peers.beside(self.points(), self.predictions()["frozen"], peers.read(self.files.peers), self.taught)
+        return peers.beside(
+            self.points(), self.predictions()["frozen"], peers.read(self.files.peers), self.calibration_workloads
+        )
 
     @property
-    def taught(self) -> set[tuple[int, int]]:
+    def calibration_workloads(self) -> set[tuple[int, int]]:
         """(prompt tokens, output tokens) of the C = 1 points that the predictor may learn from."""
         return {(p.prompt_tokens, p.output_tokens) for p in self.params.calibration}
 
@@ -194,7 +208,9 @@ class StoredRun:
     @property
     def main_engine(self) -> str:
         """The engine that the headline is about: the first that batches, else the first."""
-        return next((n for n, e in self.params.engines.items() if e.batches), next(iter(self.params.engines)))
+        return next(
+            (n for n, e in self.params.engines.items() if e.continuous_batching), next(iter(self.params.engines))
+        )
 
     def shown_facts(self, engines: list[str]) -> dict[str, dict[str, Any]]:
         """Facts without what names this machine's processes and folders."""

@@ -55,7 +55,10 @@ def _figure(metric: str, text: str, where: str) -> float:
 
 
 def beside(
-    points: Any, frozen: Iterable[StagePrediction], peers: Iterable[StagePrediction], taught: set[tuple[int, int]]
+    points: Any,
+    frozen: Iterable[StagePrediction],
+    peers: Iterable[StagePrediction],
+    calibration_workloads: set[tuple[int, int]],
 ) -> pd.DataFrame:
     """Each peer's mean absolute error beside that of each engine's best frozen stage, over the points that the peer
     speaks of and that were held out of calibration (`taught`: its prompt and output tokens), C = 1 left out.
@@ -66,7 +69,7 @@ def beside(
 
     from . import score
 
-    own = score.final(score.held_out(score.score(points, list(frozen)), taught))
+    own = score.final(score.held_out(score.score(points, list(frozen)), calibration_workloads))
     keys = [*score.KEY, "metric"]
     rows = []
     for peer in peers:

@@ -220,12 +220,12 @@ def best_stage(scores_or_predictions: pd.DataFrame, engine: str) -> str | None:
     return None if own.empty else str(own.iloc[0])
 
 
-def held_out(scores: pd.DataFrame, taught: Iterable[tuple[int, int]]) -> pd.DataFrame:
+def held_out(scores: pd.DataFrame, calibration_workloads: Iterable[tuple[int, int]]) -> pd.DataFrame:
     """Without the points that calibration learned from: its own, and those at C = 1 of the same lengths.
 
     taught: (prompt tokens, output tokens) of the calibration points.
     """
-    lengths = set(taught)
+    lengths = set(calibration_workloads)
     kept = [
         r.sweep != "calibration" and not (r.concurrency == 1 and (r.prompt_tokens, r.output_tokens) in lengths)
         for r in scores.itertuples()
@@ -257,5 +257,5 @@ def largest_misses(scores: pd.DataFrame, n: int = 5, stage: str | None = None) -
 
 def held_out_of_run(points: Any, predictions: Any, run: dict[str, Any]) -> Any:
     """The scores that the page shows: without what calibration had seen."""
-    taught = [(c["prompt_tokens"], c["output_tokens"]) for c in run.get("calibration") or []]
-    return held_out(score(points, predictions), taught)
+    calibration_workloads = [(c["prompt_tokens"], c["output_tokens"]) for c in run.get("calibration") or []]
+    return held_out(score(points, predictions), calibration_workloads)

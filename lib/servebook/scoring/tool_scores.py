@@ -25,7 +25,7 @@ NOTEWORTHY = 0.1  # an error above which a gap is worth a cause
 
 
 @dataclass(frozen=True)
-class Row:
+class ToolRow:
     """One figure: predicted with its 80 % interval, measured. In seconds, or a rate."""
 
     metric: str
@@ -52,7 +52,7 @@ class ToolScore:
 
     result: ToolResult
     point: Mapping[str, Any]
-    rows: tuple[Row, ...]
+    rows: tuple[ToolRow, ...]
     conditions: tuple[str, ...]
     assumed: tuple[str, ...]
 
@@ -133,7 +133,7 @@ def _client_late(result: ToolResult, point: Mapping[str, Any], assumed: list[str
     return late
 
 
-def _compared(result: ToolResult, point: Mapping[str, Any], late: float) -> list[Row]:
+def _compared(result: ToolResult, point: Mapping[str, Any], late: float) -> list[ToolRow]:
     rows = []
     for latency in LATENCIES:
         seen, extra = result.measured.get(latency) or {}, 0.0 if latency == "tpot_s" else late
@@ -142,15 +142,15 @@ def _compared(result: ToolResult, point: Mapping[str, Any], late: float) -> list
             span, value = spans.get(statistic), seen.get(statistic)
             if span and value:
                 low, high = span["low"] + extra, span["high"] + extra
-                rows.append(Row(latency, statistic, span["value"] + extra, low, high, value))
+                rows.append(ToolRow(latency, statistic, span["value"] + extra, low, high, value))
     for rate in RATES:
         told, span = getattr(result, rate), point["metrics"].get(rate)
         if told and span:
-            rows.append(Row(rate, "", span["value"], span["low"], span["high"], told))
+            rows.append(ToolRow(rate, "", span["value"], span["low"], span["high"], told))
     return rows
 
 
-def _points_to(rows: tuple[Row, ...], point: Mapping[str, Any]) -> str:
+def _points_to(rows: tuple[ToolRow, ...], point: Mapping[str, Any]) -> str:
     """A sentence on the largest error of a mean, and on what the prediction says that this time consists of."""
     means = [r for r in rows if r.statistic in ("mean", "") or (r.statistic == "p50" and r.metric in NAMES)]
     if not means:
