@@ -60,44 +60,9 @@ def _finite_limit_s(spec: PointSpec, load: Load) -> float:
     return last_s + 1.0 + rounds * (load.request_timeout_s + load.jitter_s)
 
 
-async def measure_point(spec: PointSpec, *, rule: Rule | None = None, **options: Any) -> MeasuredPoint:
-    """Load one server with one point's requests and return the point.
-
-    rule: when the point is warm and done, if not as rule_of says. options: see measure_ramp; this is one stage of it.
-    """
-    return (await measure_ramp([spec], rules=[rule] if rule else None, **options))[0]
-
-
-async def measure_ramp(
-    specs: Sequence[PointSpec],
-    *,
-    url: str,
-    model: str,
-    vocab: range | Sequence[int],
-    lower_vocabs: Sequence[range] = (),
-    load: Load,
-    slo: Slo,
-    run_dir: Path | None,
-    batching: bool,
-    floors: Mapping[str, float] | None = None,
-    on_progress: ProgressCallback | None = None,
-    deadline_s: float | None = None,
-    rules: Sequence[Rule] | None = None,
-    api_key: str | None = None,
-    prompt_set: str | None = None,
-    shared_prefix_tokens: int = 0,
-    replay_s: Sequence[float] = (),
-    prompt_lengths: Length | None = None,
-    output_lengths: Length | None = None,
-    endpoint: str = "/v1/completions",
-    text: bool = False,
-    turns: int = 1,
-    count_tokens: CountBy = "usage",
-) -> list[MeasuredPoint]:
-    """Load one server in stages without a pause between them, and return each stage's point.
-
-    Every stage has a warm-up and a window of its own; clients of a closed loop are added, never taken away, and an
-    open loop's rate changes at once. What a stage has in flight at its end is a warm-up request of the next.
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How points are measured: the server, the requests, the rules, and where results go.
 
     vocab: token ids that prompts may use; lower_vocabs: what to use where the server has no such ids. batching: whether
     the engine decodes requests together. run_dir: where rows and series go (None: nowhere). floors: see audit.
@@ -106,80 +71,145 @@ async def measure_ramp(
     own). prompt_lengths, output_lengths: instead of the spec's. text: words instead of token ids, always so at a chat
     endpoint. turns: requests of a conversation, each with all that was said before in its prompt (closed loop only).
     on_progress gets a short text about twice a second.
+    """
+
+    url: str
+    model: str
+    vocab: range | Sequence[int]
+    lower_vocabs: Sequence[range] = ()
+    load: Load
+    slo: Slo
+    run_dir: Path | None
+    batching: bool
+    floors: Mapping[str, float] | None = None
+    on_progress: ProgressCallback | None = None
+    deadline_s: float | None = None
+    rules: Sequence[Rule] | None = None
+    api_key: str | None = None
+    prompt_set: str | None = None
+    shared_prefix_tokens: int = 0
+    replay_s: Sequence[float] = ()
+    prompt_lengths: Length | None = None
+    output_lengths: Length | None = None
+    endpoint: str = "/v1/completions"
+    text: bool = False
+    turns: int = 1
+    count_tokens: CountBy = "usage"
+
+    @property
+    def chat(self) -> bool:
+        """Whether the endpoint takes messages."""
+        return self.endpoint.endswith("/chat/completions")
+
+    def set_of(self, spec: PointSpec) -> str | None:
+        """The set whose prompts the point sends, None where it has its own."""
+        return self.prompt_set or (spec.prompt_set if isinstance(spec, RepeatedPoint) else None)
+
+    def plan_of(self, spec: PointSpec) -> request_plan.RequestPlan:
+        """What its requests ask for."""
+        return request_plan.of_point(spec, self.load) or request_plan.RequestPlan(
+            Workload.of(
+                self.prompt_lengths or spec.prompt_tokens, self.output_lengths or spec.output_tokens,
+                shared_tokens=self.shared_prefix_tokens, turns=self.turns,
+            ),
+            self.load.seed, "lengths",
+        )  # fmt: skip
+
+
+async def measure_point(spec: PointSpec, *, rule: Rule | None = None, **options: Any) -> MeasuredPoint:
+    """Load one server with one point's requests and return the point.
+
+    rule: when the point is warm and done, if not as rule_of says. options: fields of LoadOptions.
+    """
+    return (await measure_ramp([spec], rules=[rule] if rule else None, **options))[0]
+
+
+async def measure_ramp(specs: Sequence[PointSpec], **options: Any) -> list[MeasuredPoint]:
+    """Load one server in stages without a pause between them, and return each stage's point.
+
+    Every stage has a warm-up and a window of its own; clients of a closed loop are added, never taken away, and an
+    open loop's rate changes at once. What a stage has in flight at its end is a warm-up request of the next.
+
+    options: fields of LoadOptions.
     Raises ServebookError when nothing answers, the server refuses the requests, or results cannot be written.
     """
+    o = LoadOptions(**options)
     allow_many_sockets(max(s.concurrency or 1 for s in specs))
-    rules = rules or [rule_of(spec, load, deadline_s) for spec in specs]
-    first = specs[0]
-    prompt_set = prompt_set or (first.prompt_set if isinstance(first, RepeatedPoint) else None)
-    labels = _prompt_labels(first, load, run_dir, prompt_set)
-    plan = request_plan.of_point(first, load) or request_plan.RequestPlan(
-        Workload.of(
-            prompt_lengths or first.prompt_tokens, output_lengths or first.output_tokens,
-            shared_tokens=shared_prefix_tokens, turns=turns,
-        ),
-        load.seed, "lengths",
-    )  # fmt: skip
-    chat = endpoint.endswith("/chat/completions")
-    text = text or chat
+    rules = o.rules or [rule_of(spec, o.load, o.deadline_s) for spec in specs]
+    plan = o.plan_of(specs[0])
     stages: list[_Stage] = []
     async with (
         Client(
-            url, endpoint=endpoint, api_key=api_key, timeout_s=load.request_timeout_s, count_by=count_tokens
+            o.url, endpoint=o.endpoint, api_key=o.api_key, timeout_s=o.load.request_timeout_s, count_by=o.count_tokens
         ) as client,
         contextlib.AsyncExitStack() as stack,
     ):
-        try:
-            async with asyncio.timeout(rules[0].time_limit_s):
-                await client.open_connections(min(max(s.concurrency or 8 for s in specs), 1024))
-                probe = Probe(client, 0.9 * rules[0].time_limit_s, on_progress)
-                dialect = await find_dialect(probe, model, [vocab, *lower_vocabs], text=text, chat=chat, ids=plan.talks)
-        except TimeoutError:
-            raise ServebookError(f"no answer within {rules[0].time_limit_s:g} s", url, "See the server's log") from None
-        payload = {"model": model, "stream": True, "temperature": load.temperature}
-        payload |= {k: v for k in ("top_p", "top_k") if (v := getattr(load, k)) is not None}
-        payload |= dialect.fields
-        assert dialect.vocab is not None
-        bodies = Bodies(Prompts(dialect.vocab, plan, *labels, text=text), payload, chat=chat)
-        closed = first.closed and not replay_s
-        # a point that is measured again has the same pauses
-        seed = f"pauses {load.seed} {first.sweep} {first.engine} {first.point}"
-        closed_loop = ClosedLoop(client, bodies, jitter_s=load.jitter_s, seed=seed, limit=first.requests)
-        open_loop = OpenLoop(client, bodies, cap=first.concurrency)
+        dialect = await _connect(client, specs, rules[0], o, talks=plan.talks)
+        loops = _loops(client, specs[0], dialect, plan, o)
         stack.enter_context(quiet_collector())
         for spec, rule in zip(specs, rules, strict=True):
-            scraper = Scraper(client.session, url, load.scrape_interval_s, now)
+            scraper = Scraper(client.session, o.url, o.load.scrape_interval_s, now)
             await scraper.scrape()
             started_at, start = datetime.now(UTC), now()
-            write = stack.enter_context(_writer(spec, run_dir))
-            keep = partial(_keep, write, start) if run_dir else _forget
-            tracker = PointProgress(
-                rule, start, spec.concurrency if closed else None, keep, not closed, last=spec is specs[-1]
-            )
-            async with watch(tracker, scraper, rule, on_progress) as health:
-                if closed:
-                    await closed_loop.run(tracker, spec.concurrency or 1)
-                else:
-                    await open_loop.run(tracker, _due(spec, load, replay_s))
+            write = stack.enter_context(_writer(spec, o.run_dir))
+            keep = partial(_keep, write, start) if o.run_dir else _forget
+            clients = spec.concurrency if loops.closed else None
+            tracker = PointProgress(rule, start, clients, keep, not loops.closed, last=spec is specs[-1])
+            async with watch(tracker, scraper, rule, o.on_progress) as health:
+                await loops.run(tracker, spec, o)
             stages.append(_Stage(spec, tracker, scraper, health, started_at))
     asked = {
-        "url": without_secrets(url), "endpoint": without_secrets(client.endpoint), "model": model,
-        "request_fields": names(dialect.fields), "count_tokens": count_tokens, **_told(dialect, text),
+        "url": without_secrets(o.url), "endpoint": without_secrets(client.endpoint), "model": o.model,
+        "request_fields": names(dialect.fields), "count_tokens": o.count_tokens, **_told(dialect, o.text or o.chat),
     }  # fmt: skip
-    expected = prompt_set is not None or plan.workload.repeats
-    return [
-        _point(
-            s,
-            load=load,
-            slo=slo,
-            batching=batching,
-            floors=floors,
-            run_dir=run_dir,
-            cache_expected=expected,
-            asked=asked,
-        )
-        for s in stages
-    ]
+    cache_expected = o.set_of(specs[0]) is not None or plan.workload.repeats
+    return [_point(stage, o, cache_expected, asked) for stage in stages]
+
+
+async def _connect(client: Client, specs: Sequence[PointSpec], rule: Rule, o: LoadOptions, *, talks: bool) -> Dialect:
+    """Open connections and learn what the server takes. Raises ServebookError where nothing answers in time."""
+    try:
+        async with asyncio.timeout(rule.time_limit_s):
+            await client.open_connections(min(max(s.concurrency or 8 for s in specs), 1024))
+            probe = Probe(client, 0.9 * rule.time_limit_s, o.on_progress)
+            vocabs = [o.vocab, *o.lower_vocabs]
+            return await find_dialect(probe, o.model, vocabs, text=o.text or o.chat, chat=o.chat, ids=talks)
+    except TimeoutError:
+        raise ServebookError(f"no answer within {rule.time_limit_s:g} s", o.url, "See the server's log") from None
+
+
+@dataclass(frozen=True)
+class _Loops:
+    """The closed and the open loop over one client, of which a ramp's stages use one."""
+
+    closed_loop: ClosedLoop
+    open_loop: OpenLoop
+    closed: bool
+
+    async def run(self, tracker: PointProgress, spec: PointSpec, o: LoadOptions) -> None:
+        if self.closed:
+            await self.closed_loop.run(tracker, spec.concurrency or 1)
+        else:
+            await self.open_loop.run(tracker, _due(spec, o.load, o.replay_s))
+
+
+def _loops(
+    client: Client, first: PointSpec, dialect: Dialect, plan: request_plan.RequestPlan, o: LoadOptions
+) -> _Loops:
+    load = o.load
+    payload = {"model": o.model, "stream": True, "temperature": load.temperature}
+    payload |= {k: v for k, v in (("top_p", load.top_p), ("top_k", load.top_k)) if v is not None}
+    payload |= dialect.fields
+    assert dialect.vocab is not None
+    labels = _prompt_labels(first, load, o.run_dir, o.set_of(first))
+    bodies = Bodies(Prompts(dialect.vocab, plan, *labels, text=o.text or o.chat), payload, chat=o.chat)
+    # a point that is measured again has the same pauses
+    seed = f"pauses {load.seed} {first.sweep} {first.engine} {first.point}"
+    return _Loops(
+        ClosedLoop(client, bodies, jitter_s=load.jitter_s, seed=seed, limit=first.requests),
+        OpenLoop(client, bodies, cap=first.concurrency),
+        first.closed and not o.replay_s,
+    )
 
 
 def _due(spec: PointSpec, load: Load, replay_s: Sequence[float]) -> Iterator[float]:
@@ -201,21 +231,11 @@ class _Stage:
     started_at: datetime
 
 
-def _point(
-    stage: _Stage,
-    *,
-    load: Load,
-    slo: Slo,
-    batching: bool,
-    floors: Mapping[str, float] | None,
-    run_dir: Path | None,
-    cache_expected: bool,
-    asked: Mapping[str, Any],
-) -> MeasuredPoint:
+def _point(stage: _Stage, o: LoadOptions, cache_expected: bool, asked: Mapping[str, Any]) -> MeasuredPoint:
     """A measured stage as a point, judged; its series is stored."""
-    spec, tracker, scraper = stage.spec, stage.tracker, stage.scraper
+    spec, tracker, scraper, load, slo = stage.spec, stage.tracker, stage.scraper, o.load, o.slo
     scraper.close()
-    figures = summary.summarize(tracker, slo, batching=batching, scraper=scraper)
+    figures = summary.summarize(tracker, slo, batching=o.batching, scraper=scraper)
     tracker.finished.close()
     point = MeasuredPoint(
         sweep=spec.sweep,
@@ -244,9 +264,9 @@ def _point(
         **stage.health,
         **figures,
     )
-    verdict, reasons = judge(point, spec, floors, cache_expected=cache_expected)
-    if run_dir is not None:
-        series = results.series_path(run_dir, spec.sweep, spec.engine, spec.point)
+    verdict, reasons = judge(point, spec, o.floors, cache_expected=cache_expected)
+    if o.run_dir is not None:
+        series = results.series_path(o.run_dir, spec.sweep, spec.engine, spec.point)
         results.write_csv(series, scraper.columns(), scraper.rows(tracker.start))
     return replace(point, verdict=verdict, reasons=reasons)
 
