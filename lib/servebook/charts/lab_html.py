@@ -88,7 +88,8 @@ def table(caption: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> s
         + "</tr>"
         for row in rows
     )
-    return f'<div class="wide"><table><caption>{text(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    head = f"<caption>{text(caption)}</caption><thead><tr>{top}</tr></thead>"
+    return f'<div class="wide"><table>{head}<tbody>{body}</tbody></table></div>'
 
 
 __all__ = ["Page", "figure", "page", "table", "text", "tiles"]
