@@ -20,11 +20,14 @@ def book(tmp_path, monkeypatch):
     return Book.open(ROOT / "params/demo.yaml", create=True)
 
 
+LENGTHS = {"prompt_tokens": 512, "output_tokens": 128}
+
+
 def measured(book, sweep, engine, point, started_at):
     path = book.dir / "requests" / sweep / engine / f"{point}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
-        json.dumps({"sweep": sweep, "engine": engine, "point": point, "started_at": started_at, "wall_s": 60})
+        json.dumps({"sweep": sweep, "engine": engine, "point": point, "started_at": started_at, "wall_s": 60} | LENGTHS)
     )
 
 
@@ -188,11 +191,10 @@ def test_a_parameter_that_a_later_version_adds_makes_no_point_another(book, monk
 def test_points_that_contradict_each_other_cost_the_calibration_and_not_the_run(book, capsys):
     book.predict()
     for point, prompt, tpot_s in (("p00128-o0032", 128, 0.0070), ("p01024-o0032", 1024, 0.0022)):
-        results.write_point(book.dir, {
-            "sweep": "calibration", "engine": "vllm", "point": point, "concurrency": 1, "prompt_tokens": prompt,
-            "output_tokens": 32, "ttft_mean_s": 0.02, "tpot_mean_s": tpot_s, "verdict": "suspect", "reasons": [],
-            "requests": 5, "failures": 0, "fingerprint": None,
-        })  # fmt: skip
+        results.write_point(book.dir, MeasuredPoint(
+            sweep="calibration", engine="vllm", point_id=point, concurrency=1, prompt_tokens=prompt, output_tokens=32,
+            ttft_mean_s=0.02, tpot_mean_s=tpot_s, verdict="suspect", requests=5, failures=0,
+        ))  # fmt: skip
     entry = book.predict("vllm")
     assert "contradict each other" in entry["constants"]["vllm"]["notes"][0]
     assert "contradict each other" in capsys.readouterr().out

@@ -75,7 +75,9 @@ def test_only_held_out_points_that_both_speak_of_are_compared():
 
 def test_the_kept_h200_run_beats_its_peer_on_each_figure():
     frozen = json.loads((REFERENCE / "predictions.json").read_text())["frozen"]
-    found = peers.beside(results.points_frame(REFERENCE), frozen, peers.read(REFERENCE), {(512, 128), (8192, 128)})
+    found = peers.beside(
+        results.points_frame(REFERENCE), frozen, peers.read(REFERENCE / "peers.csv"), {(512, 128), (8192, 128)}
+    )
     assert len(found) == 6 and set(found["points"]) == {13}
     assert (found["own_error"] < found["peer_error"]).all()
     assert tables.peers(found).count("<td>TTFT</td>") == 2

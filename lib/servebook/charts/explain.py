@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
@@ -76,24 +77,8 @@ def roofline(
                     color=LIGHT["muted"],
                 )  # fmt: skip
     lowest = min([peak / 1000, *(frame["rate"] * 0.5)])
-    ax.set(xscale="log", xlim=(left, right), ylim=(lowest, peak * 2.2))
-    y_axis(ax, "TFLOP/s reached", "", log=True)
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: words.number(v)))
-    ax.set_xlabel("Operational intensity (FLOP/byte)")
-    ax.annotate(f"ridge {words.number(ridge)}", (ridge, lowest), (4, 5), textcoords="offset points", fontsize=8,
-                color=LIGHT["muted"])  # fmt: skip
-    ax.annotate(f"{words.number(peak)} TFLOP/s", (right, peak), (-2, 4), textcoords="offset points", ha="right",
-                fontsize=8, color=LIGHT["muted"])  # fmt: skip
-    handles = [
-        Line2D([], [], color=styles[e].colour, marker=styles[e].marker, linestyle="none", markersize=5, label=e)
-        for e in engines
-    ]
-    if (frame["phase"] == "prefill").any():
-        handles += [
-            Line2D([], [], color=LIGHT["muted"], marker="o", linestyle="none", markersize=5, label="decode"),
-            Line2D([], [], color=LIGHT["muted"], marker="o", linestyle="none", markersize=5, label="prefill",
-                   markerfacecolor=LIGHT["paper"]),
-        ]  # fmt: skip
+    _roofline_axes(ax, (left, right), (ridge, peak), lowest)
+    handles = _roofline_handles(styles, engines, prefills=bool((frame["phase"] == "prefill").any()))
     figure.legend(handles=handles, loc="outside upper left", ncols=2 if canvas.narrow else 6, borderpad=0)
     head = f"Roofline of {gpu}: {words.number(peak)} TFLOP/s, {words.number(bytes_per_s / 1e9)} GB/s, ridge at "
     figure.servebook = FigureText(  # type: ignore[attr-defined]
@@ -102,6 +87,33 @@ def roofline(
         f"Ridge at {words.number(ridge)} FLOP/byte; intensity counts weights and KV cache, not activations.",
     )  # fmt: skip
     return figure
+
+
+def _roofline_axes(ax: Axes, reach: tuple[float, float], roof: tuple[float, float], lowest: float) -> None:
+    """Scales, labels and the roof's figures. reach: smallest and largest intensity; roof: ridge, peak in TFLOP/s."""
+    (left, right), (ridge, peak) = reach, roof
+    ax.set(xscale="log", xlim=(left, right), ylim=(lowest, peak * 2.2))
+    y_axis(ax, "TFLOP/s reached", "", log=True)
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: words.number(v)))
+    ax.set_xlabel("Operational intensity (FLOP/byte)")
+    ax.annotate(f"ridge {words.number(ridge)}", (ridge, lowest), (4, 5), textcoords="offset points", fontsize=8,
+                color=LIGHT["muted"])  # fmt: skip
+    ax.annotate(f"{words.number(peak)} TFLOP/s", (right, peak), (-2, 4), textcoords="offset points", ha="right",
+                fontsize=8, color=LIGHT["muted"])  # fmt: skip
+
+
+def _roofline_handles(styles: Mapping[str, Any], engines: Sequence[str], *, prefills: bool) -> list[Line2D]:
+    handles = [
+        Line2D([], [], color=styles[e].colour, marker=styles[e].marker, linestyle="none", markersize=5, label=e)
+        for e in engines
+    ]
+    if prefills:
+        handles += [
+            Line2D([], [], color=LIGHT["muted"], marker="o", linestyle="none", markersize=5, label="decode"),
+            Line2D([], [], color=LIGHT["muted"], marker="o", linestyle="none", markersize=5, label="prefill",
+                   markerfacecolor=LIGHT["paper"]),
+        ]  # fmt: skip
+    return handles
 
 
 @chart
@@ -153,21 +165,30 @@ def waterfall(
     ax.grid(axis="y", visible=False)
     ax.set_xlabel(f"{what} ({shown})")
     steps = [f"{label}: {words.quantity(v, unit)}" for label, v in zip(labels, values, strict=True)]
-    biggest = max(list(zip(labels, values, strict=True))[1 : len(parts)] or [("", 0.0)], key=lambda p: abs(p[1]))
-    lead = f"{labels[0][:1].upper()}{labels[0][1:]}"
-    takeaway = f"The {labels[0]}" if labels[0].endswith(" says") else f"{lead} takes"
-    takeaway += f" {words.quantity(values[0], unit)}"
+    takeaway = _waterfall_takeaway(list(zip(labels, values, strict=True)), len(parts), explained, measured, unit)
+    figure.servebook = FigureText(  # type: ignore[attr-defined]
+        id, f"Where the time went: {what}", takeaway,
+        f"Waterfall of {what} for {engine}. {'; '.join(steps)}.", note,
+    )  # fmt: skip
+    return figure
+
+
+def _waterfall_takeaway(
+    steps: list[tuple[str, float]], parts: int, explained: float, measured: float | None, unit: str
+) -> str:
+    """Where it starts, the largest addition, and what is left unexplained. parts: how many of the steps are causes."""
+    first, value = steps[0]
+    biggest = max(steps[1:parts] or [("", 0.0)], key=lambda p: abs(p[1]))
+    lead = f"{first[:1].upper()}{first[1:]}"
+    takeaway = f"The {first}" if first.endswith(" says") else f"{lead} takes"
+    takeaway += f" {words.quantity(value, unit)}"
     if biggest[0]:
         takeaway += f"; the largest addition is {biggest[0]} ({words.quantity(biggest[1], unit)})"
     if measured is not None and measured > 0:
         left_over, size = measured - explained, words.quantity(abs(measured - explained), unit)
         takeaway += f". Measured {words.quantity(measured, unit)}: {size} ({words.percent(abs(left_over) / measured)}) "
         takeaway += "more than explained" if left_over >= 0 else "less than predicted"
-    figure.servebook = FigureText(  # type: ignore[attr-defined]
-        id, f"Where the time went: {what}", takeaway + ".",
-        f"Waterfall of {what} for {engine}. {'; '.join(steps)}.", note,
-    )  # fmt: skip
-    return figure
+    return takeaway + "."
 
 
 @chart

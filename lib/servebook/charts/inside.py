@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -68,20 +68,9 @@ def distributions(
         ax.set_xlabel("Concurrency, requests in flight" if by == "concurrency" else by.replace("_", " "))
         ax.set_xticks(range(len(order)), [words.number(v) for v in order])
         ax.grid(axis="x", visible=False)
-        for engine in engines:
-            own = rows[rows["engine"] == engine]
-            if own.empty:
-                continue
-            spread = own.groupby(by)[column].quantile([0.5, 0.95]).unstack()
-            widest = (spread[0.95] / spread[0.5]).idxmax()
-            p50, p95 = spread.loc[widest, 0.5], spread.loc[widest, 0.95]
-            found.append(
-                f"{engine}'s {label} spreads most at {name} = {words.number(widest)}: p95 {words.seconds(p95)} "
-                f"against a median of {words.seconds(p50)}"
-            )
-            alt.append(f"{engine} {label}, median and p95: " + "; ".join(
-                f"{name} = {words.number(v)}: {words.seconds(r[0.5])}, {words.seconds(r[0.95])}"
-                for v, r in spread.iterrows()) + ".")  # fmt: skip
+        own_found, own_alt = _spread_words(rows, engines, column, label, by, name)
+        found += own_found
+        alt += own_alt
     handles = [_swatch(styles[e].colour, e) for e in engines]
     figure.legend(handles=handles, loc="outside upper left", ncols=len(engines), borderpad=0)
     figure.servebook = FigureText(  # type: ignore[attr-defined]
@@ -89,6 +78,28 @@ def distributions(
         f"n = {len(frame):,} requests; box: quartiles, whiskers: p5 to p95.",
     )  # fmt: skip
     return figure
+
+
+def _spread_words(
+    rows: pd.DataFrame, engines: Sequence[str], column: str, label: str, by: str, name: str
+) -> tuple[list[str], list[str]]:
+    """(clauses of the takeaway, sentences of the text alternative) on one latency."""
+    found, alt = [], []
+    for engine in engines:
+        own = rows[rows["engine"] == engine]
+        if own.empty:
+            continue
+        spread = own.groupby(by)[column].quantile([0.5, 0.95]).unstack()
+        widest = (spread[0.95] / spread[0.5]).idxmax()
+        p50, p95 = spread.loc[widest, 0.5], spread.loc[widest, 0.95]
+        found.append(
+            f"{engine}'s {label} spreads most at {name} = {words.number(widest)}: p95 {words.seconds(p95)} "
+            f"against a median of {words.seconds(p50)}"
+        )
+        alt.append(f"{engine} {label}, median and p95: " + "; ".join(
+            f"{name} = {words.number(v)}: {words.seconds(r[0.5])}, {words.seconds(r[0.95])}"
+            for v, r in spread.iterrows()) + ".")  # fmt: skip
+    return found, alt
 
 
 def _swatch(colour: str, label: str) -> Any:
@@ -139,7 +150,7 @@ def server_series(
         figure.servebook = FigureText(id, title, text, text)  # type: ignore[attr-defined]
         return figure
     look = engine_styles([engine])[engine]
-    found, alt = [], []
+    alt = []
     for (ax, _), panel in zip(pairs, panels, strict=True):
         columns = [c for c in known if SERIES[c][0] == panel]
         for column, colour in zip(columns, (look.colour, LIGHT["muted"]), strict=False):
@@ -154,6 +165,18 @@ def server_series(
         y_axis(ax, panel, "", log=False)
         ax.tick_params(labelbottom=panel == panels[-1])
     pairs[-1][0].set_xlabel("Time since the point began (s)")
+    found = _series_findings(frame, known)
+    takeaway = words.sentence(found)
+    figure.servebook = FigureText(  # type: ignore[attr-defined]
+        id, title, takeaway[:1].upper() + takeaway[1:], f"Time series. {'; '.join(alt)}.",
+        f"{len(frame):,} scrapes of the server's /metrics.",
+    )  # fmt: skip
+    return figure
+
+
+def _series_findings(frame: pd.DataFrame, known: Sequence[str]) -> list[str]:
+    """What the server's counters show, as clauses."""
+    found = []
     if {"prompt_tok_per_s", "generation_tok_per_s"} <= set(known):
         flood = frame["prompt_tok_per_s"] > frame["prompt_tok_per_s"].quantile(0.75)
         rest = frame["prompt_tok_per_s"] <= frame["prompt_tok_per_s"].quantile(0.25)
@@ -167,9 +190,4 @@ def server_series(
         found.append(f"the server counted at most {words.number(frame['waiting'].max())} requests as waiting")
     if "kv_usage" in known:
         found.append(f"KV cache use peaked at {words.percent(frame['kv_usage'].max())}")
-    takeaway = words.sentence(found)
-    figure.servebook = FigureText(  # type: ignore[attr-defined]
-        id, title, takeaway[:1].upper() + takeaway[1:], f"Time series. {'; '.join(alt)}.",
-        f"{len(frame):,} scrapes of the server's /metrics.",
-    )  # fmt: skip
-    return figure
+    return found

@@ -243,7 +243,7 @@ _ATTRIBUTES = {("point" if name == "point_id" else name): name for name in _NAME
 _FIRST = _NAMES.index("reasons") + 1
 # columns that every stored point has, in order; then further ones, by name
 POINT_COLUMNS = tuple("point" if name == "point_id" else name for name in _NAMES[:_FIRST])
-FURTHER_COLUMNS = ("reason_codes", *_NAMES[_FIRST:])
+FURTHER_COLUMNS = ("reason_codes", *sorted(_NAMES[_FIRST:]))
 _ALWAYS = frozenset(POINT_COLUMNS)
 _HINTS = get_type_hints(MeasuredPoint)
 # columns that hold a quantity: one that nothing reported is NaN in a table

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from ..common.errors import ServebookError
+from ..common.predicted_point import Prediction
 from ..config.params import NaiveEngine, OpenAIEngine, RunParams
 from ..hardware.catalog import Gpu
 from ..model.reader import ModelShape
@@ -49,30 +50,10 @@ def plan(
     Returns {"rows": [{sweep, engine, point, wall_s, cost, fits, note, dropped}], "total_s", "total_cost", "currency",
     "price_per_hour", "budget_s", "within_budget"}.
     """
-    for option, budget in (("--budget-minutes", budget_minutes), ("--budget-cost", budget_cost)):
-        if budget is not None and not 0 < budget < math.inf:
-            raise ServebookError(f"{budget:g} is no budget", option, "Give a positive number")
     price = params.hardware.price_per_hour
-    if budget_cost is not None and not price:
-        raise ServebookError(
-            "--budget-cost needs a price", "hardware.price_per_hour",
-            "Set it to what an hour of the machine costs, or give --budget-minutes",
-        )  # fmt: skip
+    _check_budgets(budget_minutes, budget_cost, price)
     prediction = predict_run(params, shape, gpu, facts=facts, calibration=calibration, n_samples=2)
-    rows: list[dict[str, Any]] = []
-    for engine in params.engines:
-        rows.append(_row("start", engine, "start", start_seconds(params, engine, shape, gpu), price, True, None))
-        spent: dict[str, float] = {}
-        for p in (p for p in prediction["points"] if p["engine"] == engine):
-            sweep = p["sweep"]
-            minutes = params.sweeps[sweep].minutes_per_engine.get(engine) if sweep in params.sweeps else None
-            wall, note = p["wall_s"] + POINT_OVERHEAD_S if p["wall_s"] else 0.0, p["note"]
-            used = spent.get(sweep, 0.0)
-            if minutes is not None and p["fits"] and used > 0 and used + wall > 60 * minutes:
-                wall, note = 0.0, f"past minutes_per_engine ({minutes:g})"
-                spent[sweep] = 60 * minutes  # a sweep stops at its first point that does not fit
-            spent[sweep] = spent.get(sweep, 0.0) + wall
-            rows.append(_row(sweep, engine, p["point"], wall, price, p["fits"], note))
+    rows = _rows(params, shape, gpu, prediction)
     total = sum(r["wall_s"] for r in rows)
     budgets = [60 * budget_minutes] if budget_minutes is not None else []
     if budget_cost is not None:
@@ -93,6 +74,37 @@ def plan(
         "longest_point_s": limit,
         "assumptions": "engine start assumed by kind, weights read at 1.2 GB/s, no download, no queue for hardware",
     }
+
+
+def _check_budgets(minutes: float | None, cost: float | None, price: float) -> None:
+    for option, budget in (("--budget-minutes", minutes), ("--budget-cost", cost)):
+        if budget is not None and not 0 < budget < math.inf:
+            raise ServebookError(f"{budget:g} is no budget", option, "Give a positive number")
+    if cost is not None and not price:
+        raise ServebookError(
+            "--budget-cost needs a price", "hardware.price_per_hour",
+            "Set it to what an hour of the machine costs, or give --budget-minutes",
+        )  # fmt: skip
+
+
+def _rows(params: RunParams, shape: ModelShape, gpu: Gpu, prediction: Prediction) -> list[dict[str, Any]]:
+    """Engine starts and points with their seconds and cost; a sweep stops at its minutes_per_engine."""
+    price = params.hardware.price_per_hour
+    rows: list[dict[str, Any]] = []
+    for engine in params.engines:
+        rows.append(_row("start", engine, "start", start_seconds(params, engine, shape, gpu), price, True, None))
+        spent: dict[str, float] = {}
+        for p in (p for p in prediction["points"] if p["engine"] == engine):
+            sweep = p["sweep"]
+            minutes = params.sweeps[sweep].minutes_per_engine.get(engine) if sweep in params.sweeps else None
+            wall, note = p["wall_s"] + POINT_OVERHEAD_S if p["wall_s"] else 0.0, p["note"]
+            used = spent.get(sweep, 0.0)
+            if minutes is not None and p["fits"] and used > 0 and used + wall > 60 * minutes:
+                wall, note = 0.0, f"past minutes_per_engine ({minutes:g})"
+                spent[sweep] = 60 * minutes  # a sweep stops at its first point that does not fit
+            spent[sweep] = spent.get(sweep, 0.0) + wall
+            rows.append(_row(sweep, engine, p["point"], wall, price, p["fits"], note))
+    return rows
 
 
 def _row(

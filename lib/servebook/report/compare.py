@@ -146,7 +146,8 @@ def ratio_frame(frame: pd.DataFrame, base: str) -> pd.DataFrame:
     """Every point that the baseline and another run share: output rate and TTFT as ratios to the baseline, with the
     95 % interval of the rate's ratio."""
     keys = ["engine", "workload", "point"]
-    columns = [*keys, "concurrency", "rate_per_s", "prompt_tokens", "output_tokens", "output_tok_per_s",
+    columns = [*keys, "repeats_prompts", "concurrency",
+               "rate_per_s", "prompt_tokens", "output_tokens", "output_tok_per_s",
                "output_tok_per_s_ci_low", "output_tok_per_s_ci_high", "ttft_mean_s", "tpot_mean_s"]  # fmt: skip
     first = frame[frame["run"] == base][columns]
     both = frame[frame["run"] != base][["run", *columns]].merge(first, on=keys, suffixes=("", "_base"))

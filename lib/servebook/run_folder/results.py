@@ -137,7 +137,12 @@ def write_point(run_dir: Path, point: MeasuredPoint) -> Path:
 def read_point_file(path: Path) -> MeasuredPoint | None:
     """The point that a file holds; None where there is no file, or another JSON value."""
     stored = files.read_json(path)
-    return MeasuredPoint.from_json(stored) if isinstance(stored, dict) and "point" in stored else None
+    if not isinstance(stored, dict) or "point" not in stored:
+        return None
+    try:
+        return MeasuredPoint.from_json(stored)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ServebookError(f"not a measured point ({error})", str(path), "Remove it; it is measured again") from None
 
 
 def read_point(run_dir: Path, sweep: str, engine: str, point: str) -> MeasuredPoint | None:
