@@ -114,7 +114,8 @@ def test_ratio_interval_adds_in_quadrature() -> None:
     import pandas as pd
 
     same = {"engine": "vllm", "workload": "w", "point": "c0001", "concurrency": 1, "rate_per_s": None,
-            "repeats_prompts": False, "prompt_tokens": 1, "output_tokens": 1, "ttft_mean_s": 1.0, "tpot_mean_s": 1.0}  # fmt: skip
+            "repeats_prompts": False, "prompt_tokens": 1, "output_tokens": 1,
+            "ttft_mean_s": 1.0, "tpot_mean_s": 1.0}  # fmt: skip
     rate = ("output_tok_per_s", "output_tok_per_s_ci_low", "output_tok_per_s_ci_high")
     frame = pd.DataFrame([
         same | {"run": "a"} | dict(zip(rate, (100, 100 / 1.1, 110), strict=True)),
