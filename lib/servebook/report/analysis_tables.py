@@ -46,7 +46,7 @@ def engine_gap(points: pd.DataFrame, params: Any) -> Html:
     for other in params.engines:
         if other == baseline:
             continue
-        frame = analysis.engine_gap(points, baseline, other)
+        frame = analysis.engine_gap(points[points["verdict"] != "invalid"], baseline, other)
         if frame.empty:
             continue
         headers = {

@@ -69,7 +69,9 @@ def why_engines_differ(
     own = own[own["tpot_mean_s"] > 0].sort_values("concurrency")
     if own.empty:
         return Html("<p>Nothing of this was measured yet.</p>")
-    busiest, longest = own.loc[own["concurrency"].idxmax()], own[own["prompt_tokens"] == own["prompt_tokens"].max()]
+    # the largest load, with the shortest prompts where several sweeps go as far: there a step mostly decodes
+    busiest = own[own["concurrency"] == own["concurrency"].max()].sort_values("prompt_tokens").iloc[0]
+    longest = own[own["prompt_tokens"] == own["prompt_tokens"].max()]
     reported = facts.get(engine) or {}
     found = [
         _iteration_level(points, busiest, baseline), _selective(own, busiest), _paged(reported, own),
@@ -89,7 +91,7 @@ MechanismRow = tuple[str, str, str, Html]
 
 def _iteration_level(points: pd.DataFrame, busiest: pd.Series[Any], baseline: str | None) -> MechanismRow:
     batch = busiest["decode_wall_tok_per_s"] * busiest["tpot_mean_s"]
-    text = f"At C = {busiest['concurrency']:.0f} {words.number(batch)} requests decode at once on average"
+    text = f"At C = {busiest['concurrency']:.0f}, {words.number(batch)} requests decode at once on average"
     serial = points[(points["engine"] == baseline) & (points["kind"] == "concurrency")]
     if len(serial):
         text += f"; {baseline} decodes one, whatever C is"
@@ -115,8 +117,9 @@ def _selective(own: pd.DataFrame, busiest: pd.Series[Any]) -> MechanismRow | Non
         "Selective batching",
         "Linear layers take the tokens of all requests in one matrix product, so the weights are read once. Only "
         "attention works on each request's own cache.",
-        f"From C = {first['concurrency']:.0f} to {busiest['concurrency']:.0f} a token takes {words.times(longer)} as "
-        f"long, and {words.times(more)} as many are decoded per second.",
+        f"From C = {first['concurrency']:.0f} to {busiest['concurrency']:.0f} ({busiest['prompt_tokens']:,.0f} in) a "
+        f"token takes {words.number(longer, 2)} times as long, and {words.number(more, 2)} times as many are decoded "
+        "per second.",
         link("Orca"),
     )
 

@@ -162,7 +162,7 @@ def waterfalls(
     for sweep, group in own.groupby("sweep", sort=False) if len(own) else []:
         for row in group.sort_values("concurrency", ascending=False).to_dict("records"):
             p = said.get((sweep, row["point"]))
-            if p and row["tpot_mean_s"]:
+            if p and (row["tpot_mean_s"] or 0) > 0:
                 at = f"at C = {row['concurrency']:.0f}, {row['prompt_tokens']:,.0f} in"
                 shared = {"engine": engine}
                 first_part, *rest = p["waterfall"]
