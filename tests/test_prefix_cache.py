@@ -83,7 +83,7 @@ def test_the_table_and_the_figure_say_how_much(run_dir: Path) -> None:
     assert "TTFT same seed" in shown and "×" in shown
     assert "No point" in tables.prefix_cache(frame[:0], "warm")
     text = charts.text_of(charts.prefix_cache(frame, "warm"))
-    assert text.takeaway.startswith("One seed for every C ") and "vllm, same" in text.alt
+    assert text.takeaway.startswith("With one seed for every C, ") and "vllm, same" in text.alt
 
 
 def test_a_table_of_points_tells_repeated_prompts_from_fresh_ones(run_dir: Path) -> None:
