@@ -3,6 +3,7 @@
 A function takes the run's data and returns a matplotlib Figure; `show(figure)` as a cell's last line displays it.
 """
 
+from .choice import choice_front
 from .explain import predicted_vs_measured, roofline, saturation, waterfall
 from .inside import distributions, server_series
 from .mechanism import block_tables, decoder_layer, packed_step, scheduler_steps
@@ -15,6 +16,7 @@ __all__ = [
     "FigureText",
     "arrival_rate",
     "block_tables",
+    "choice_front",
     "decoder_layer",
     "distributions",
     "frontier",

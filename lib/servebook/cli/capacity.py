@@ -50,7 +50,7 @@ def main(
 
 def text(rows: list[dict[str, Any]], prompt: int, output: int, run: params.RunParams, learned: bool) -> str:
     """A line a case: the largest C and rate of which 90 % of requests meet the slo, output rate, cost."""
-    targets = [f"{k.removesuffix('_s').upper()} ≤ {v:g} s" for k, v in run.slo.model_dump().items() if v is not None]
+    targets = [f"{k.removesuffix('_s').upper()} ≤ {v:g} s" for k, (v, _) in run.slo.limits.items()]
     source = "calibrated on the stored C = 1 points" if learned else "from the datasheet alone"
     lines = [f"{prompt} in, {output} out, 90 % of requests within {' and '.join(targets)}; {source}"]
     money = f"{run.hardware.currency}/1M tokens"

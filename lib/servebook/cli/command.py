@@ -129,6 +129,21 @@ def _parser() -> argparse.ArgumentParser:
         "--gpu", action="append", default=[], metavar="NAME[=PRICE]", help="another GPU of the catalog; may be repeated"
     )
     sub.add_argument("--json", action="store_true")
+    sub = command("choose", _choose, "the cheapest set-up that meets the run's slo at its target load")
+    sub.add_argument(
+        "--gpu", action="append", default=[], metavar="NAME[=PRICE]",
+        help="a card to search and its price per hour; may be repeated (default: all with a public list price)",
+    )  # fmt: skip
+    sub.add_argument("--max-gpus", type=int, metavar="N", help="cards over all replicas (default 16)")
+    sub.add_argument("--json", action="store_true")
+    sub.add_argument("--html", type=Path, metavar="FILE", help="write the answer as a page")
+    sub.add_argument(
+        "--write-params", type=Path, metavar="DIR", help="write parameter files that measure the choice and two rivals"
+    )
+    sub.add_argument(
+        "--measured", type=Path, action="append", default=[], metavar="RUN_DIR",
+        help="say whether the choice stands by a run that measured it; may be repeated",
+    )  # fmt: skip
     sub = command(
         "serve", _serve, "start an engine in the foreground; Ctrl-C or SIGTERM stops it with all its processes"
     )
@@ -240,6 +255,15 @@ def _capacity(options: argparse.Namespace) -> int:
     return capacity_cli.main(
         options.params, options.prompt_tokens, options.output_tokens, options.gpu, as_json=options.json
     )
+
+
+def _choose(options: argparse.Namespace) -> int:
+    from . import choose as choose_cli
+
+    return choose_cli.main(
+        options.params, options.gpu, options.max_gpus, as_json=options.json, html=options.html,
+        write_params=options.write_params, measured=options.measured,
+    )  # fmt: skip
 
 
 def _grid(options: argparse.Namespace) -> int:

@@ -31,6 +31,8 @@ from .param_types import (
     unfit,
 )
 from .points import CALIBRATION, PointSpec
+from .search_space import SearchSpace
+from .service_level import Slo, TargetLoad
 from .sweeps import (
     ArrivalRateSweep,
     BurstSweep,
@@ -46,7 +48,8 @@ from .workloads import Workload
 __all__ = [
     "ArrivalRateSweep", "BatchingEngine", "BurstSweep", "CalibrationPoint", "ConcurrencySweep", "Engine",
     "HardwareFigures", "HardwareParams", "Load", "ModelParams", "NaiveEngine", "OpenAIEngine", "PrefixCacheSweep",
-    "PromptLengthSweep", "RunParams", "Slo", "Sweep", "TraceSweep", "VllmEngine", "Workload", "dump", "load", "loads",
+    "PromptLengthSweep", "RunParams", "SearchSpace", "Slo", "Sweep", "TargetLoad", "TraceSweep", "VllmEngine",
+    "Workload", "dump", "load", "loads",
 ]  # fmt: skip
 
 
@@ -121,14 +124,6 @@ class CalibrationPoint(Strict):
     requests: Annotated[Requests, Field(gt=0)] = 5
 
 
-class Slo(Strict):
-    """The service level: limits that a request meets or not; None: no limit."""
-
-    ttft_s: Seconds | None = None
-    tpot_s: Seconds | None = None
-    e2e_s: Seconds | None = None
-
-
 class Load(Strict):
     """How the client loads a server, and when a point is over."""
 
@@ -175,6 +170,7 @@ class RunParams(Strict):
     sweeps: dict[SweepName, Sweep] = {}
     slo: Slo = Slo()
     load: Load = Load()
+    choose: Annotated[SearchSpace | None, Field(exclude_if=lambda value: value is None)] = None
 
     @field_validator("calibration")
     @classmethod
@@ -205,9 +201,27 @@ class RunParams(Strict):
             if isinstance(sweep, LoadKind) and sweep.workload is not None:
                 unused.pop(sweep.workload, None)
                 self._give_workload(name, sweep)
+        self._check_target(unused)
         if unused:
             raise unfit(f"no sweep uses the workload {', '.join(unused)}", "Name it in a sweep, or leave it out")
         return self
+
+    def _check_target(self, unused: dict[str, None]) -> None:
+        """The service level's target names a workload of this run, and a trace where it replays one."""
+        target = self.slo.target
+        if target is None:
+            return
+        if target.workload is not None:
+            if target.workload not in self.workloads:
+                known = ", ".join(self.workloads) or "none"
+                what = f"slo.target names the workload {target.workload!r}"
+                raise unfit(what, f"Workloads of this run: {known}")
+            unused.pop(target.workload, None)
+        elif not self.sweeps:
+            raise unfit("slo.target names no workload, and there is no sweep to take one from", "Name a workload")
+        workload = self.workloads.get(target.workload or "")
+        if target.trace_speed is not None and (workload is None or workload.trace is None):
+            raise unfit("slo.target.trace_speed replays a trace", "Name a workload that has one, or give rate_per_s")
 
     def _give_workload(self, name: str, sweep: LoadKind) -> None:
         if sweep.workload not in self.workloads:
@@ -280,6 +294,8 @@ def loads(text: str, where: str = "params", base: Path = Path()) -> RunParams:
         if workload.trace is not None:
             rows = workload.at(base).rows()
             replayed = any(isinstance(s, TraceSweep) and s.workload == name for s in params.sweeps.values())
+            target = params.slo.target
+            replayed |= target is not None and target.workload == name and target.trace_speed is not None
             if replayed and not rows.times:
                 fix = "Use it with kind concurrency, arrival_rate or burst, or give its lines arrival_s"
                 raise ServebookError("the trace tells no arrivals to replay", str(base / workload.trace), fix)

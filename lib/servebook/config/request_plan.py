@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -178,7 +178,15 @@ def of_point(spec: PointSpec, load: Load) -> RequestPlan | None:
     workload, so that points differ by their load alone."""
     if spec.workload is None:
         return None
+    if spec.workload.trace is None:
+        return _by_law(spec.workload, load.seed, spec.workload_name)
     return RequestPlan(spec.workload, load.seed, spec.workload_name)
+
+
+@lru_cache(maxsize=2)
+def _by_law(workload: Workload, seed: int, name: str) -> RequestPlan:
+    """Drawing lengths takes as long as a short simulation: the points of a workload share one plan."""
+    return RequestPlan(workload, seed, name)
 
 
 def arrival_labels(spec: PointSpec, load: Load) -> tuple[object, ...]:

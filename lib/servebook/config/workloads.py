@@ -124,6 +124,14 @@ class Workload(Strict):
             self._trace = read.first(self.requests) if self.requests else read
         return self._trace
 
+    def first(self, count: int) -> Workload:
+        """Of a trace, its first so many requests."""
+        if count >= len(self.rows()):
+            return self
+        shorter = self.model_copy(update={"requests": count})
+        shorter._trace = self.rows().first(count)
+        return shorter
+
     def identity(self) -> dict[str, Any]:
         """What the requests follow from, as JSON: the settings, and of a trace its content."""
         told = self.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude={"trace"})

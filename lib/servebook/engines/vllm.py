@@ -114,6 +114,11 @@ def _is_cpu_wheel() -> bool:
         return True  # run from a source tree: nothing to tell by
 
 
+def serve_flags(m: ModelParams, engine: VllmEngine) -> list[str]:
+    """The flags of `vllm serve` on a GPU for a model and an engine's settings."""
+    return [*_model_flags(m), *_engine_flags(engine, on_cpu=False), *engine.extra_args]
+
+
 def _model_flags(m: ModelParams) -> list[str]:
     flags = ["--served-model-name", model.model_name(m), "--dtype", m.dtype]
     if m.weights == "dummy":

@@ -73,6 +73,11 @@ class Forecaster:
         self.best: Times = self.server.times(self.calibration.constants)
         self._drawn = [self.server.times(c) for c in self._another_day()]
 
+    @property
+    def drawn(self) -> list[Times]:
+        """Step times with constants drawn from their posterior; the second half mirrors the first."""
+        return self._drawn
+
     def _another_day(self) -> list[dict[str, float]]:
         """Constants drawn from their posterior, on a host that launches as fast as it happens to that minute; in
         antithetic pairs, so that few draws have the most probable constants for their middle."""

@@ -1,0 +1,46 @@
+"""What `servebook choose` searches: cards with their prices, how many, and the settings that it may turn."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from .param_types import Count, Once, Positive, Share, Strict, unfit
+
+MAX_GPUS = 16
+CONFIDENCE = 0.8
+Degrees = Annotated[list[Count], Field(min_length=1), Once]
+
+
+class SearchSpace(Strict):
+    """The `choose:` section of a parameter file. Everything has a default: a file needs none.
+
+    gpus: the price of one card for an hour, by its name in the catalog; null takes the public list price. Without it
+    all cards of the catalog that have a list price are searched. confidence: the least probability of meeting the
+    service level. quantization, kv_cache_dtype: what may be tried beside the run's own; an 8-bit choice changes the
+    model's answers, which servebook does not measure.
+    """
+
+    gpus: dict[str, Positive | None] = {}
+    max_gpus: Count = MAX_GPUS  # over all replicas
+    gpus_per_machine: Count = 8  # that a replica is spread over at most
+    confidence: Annotated[Share, Field(lt=1)] = CONFIDENCE
+    tensor_parallel_size: Degrees = [1, 2, 4, 8]
+    pipeline_parallel_size: Degrees = [1, 2]
+    data_parallel_size: Degrees = [1, 2, 4, 8]  # of a mixture of experts; a dense model's replicas are counted instead
+    quantization: Annotated[list[Literal["none", "fp8"]], Field(min_length=1), Once] = ["none", "fp8"]
+    kv_cache_dtype: Annotated[list[Literal["auto", "fp8"]], Field(min_length=1), Once] = ["auto", "fp8"]
+    max_num_batched_tokens: Degrees = [2048, 8192, 16384]
+    max_num_seqs: Degrees = [64, 256, 1024]
+    prefix_caching: Annotated[list[bool], Field(min_length=1), Once] = [True, False]
+
+    @model_validator(mode="after")
+    def _room(self) -> SearchSpace:
+        least = min(self.tensor_parallel_size) * min(self.pipeline_parallel_size)
+        if least > min(self.max_gpus, self.gpus_per_machine):
+            raise unfit(
+                f"the smallest replica takes {least} GPUs, more than there may be",
+                "Raise max_gpus or lower the degrees",
+            )
+        return self

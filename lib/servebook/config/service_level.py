@@ -1,0 +1,72 @@
+"""The service level: limits on latencies, the percentile each holds for, and the load that must meet them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, model_validator
+
+from .param_types import Name, Positive, Seconds, Strict, unfit
+from .workloads import OneOf
+
+LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
+PERCENTILE = 90.0
+
+
+def _above_zero(value: float) -> float:
+    if value == 0:
+        raise unfit("a target load of zero needs no server", "Give a load above 0")
+    return value
+
+
+Percentile = Annotated[float, Field(gt=0, lt=100)]
+TargetRate = Annotated[float, Field(ge=0, le=10_000), AfterValidator(_above_zero)]
+TargetUsers = Annotated[int, Field(ge=0, le=20_000), AfterValidator(_above_zero)]
+
+
+class TargetLoad(Strict):
+    """The load that a set-up must carry, over all replicas. Exactly one of rate_per_s (requests/s that arrive by
+    themselves), users (each sends its next request when its last one has ended), and trace_speed (the workload's trace
+    replayed, so many times as fast). workload: one of the run's; the first sweep's requests unless given."""
+
+    workload: Name | None = OneOf
+    rate_per_s: TargetRate | None = OneOf
+    users: TargetUsers | None = OneOf
+    trace_speed: Positive | None = OneOf
+
+    @model_validator(mode="after")
+    def _one_load(self) -> TargetLoad:
+        given = [k for k in ("rate_per_s", "users", "trace_speed") if getattr(self, k) is not None]
+        if len(given) != 1:
+            raise unfit(
+                f"give exactly one of rate_per_s, users and trace_speed (found {', '.join(given) or 'none'})",
+                "Keep one of them, e.g. rate_per_s: 10",
+            )
+        return self
+
+
+class Slo(Strict):
+    """The service level: limits that a request meets or not; None: no limit.
+
+    percentile: of the requests, so many percent must be within each limit (`servebook choose`); a limit may have its
+    own."""
+
+    ttft_s: Seconds | None = None
+    tpot_s: Seconds | None = None
+    e2e_s: Seconds | None = None
+    percentile: Annotated[Percentile, Field(exclude_if=lambda value: value == PERCENTILE)] = PERCENTILE
+    ttft_percentile: Percentile | None = OneOf
+    tpot_percentile: Percentile | None = OneOf
+    e2e_percentile: Percentile | None = OneOf
+    target: TargetLoad | None = OneOf
+
+    @property
+    def limits(self) -> dict[str, tuple[float, float]]:
+        """{latency: (limit in seconds, percentile of the requests that must be within it)}."""
+        found = {}
+        for latency in LATENCIES:
+            limit = getattr(self, latency)
+            if limit is not None:
+                own = getattr(self, latency.removesuffix("_s") + "_percentile")
+                found[latency] = (limit, own if own is not None else self.percentile)
+        return found

@@ -1,0 +1,158 @@
+"""A choice in JupyterLab: a parameter file's answer, and widgets that turn its level, load, cards and precisions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ipywidgets as w
+from IPython.display import DisplayHandle, display
+
+from .. import charts
+from ..charts import lab_html
+from ..common.errors import ServebookError
+from ..config.search_space import SearchSpace
+from ..config.service_level import Slo, TargetLoad
+from ..hardware import prices
+from ..predictor import choice_answer
+from ..predictor.choice import Choice
+from ..report import choice as pages
+from ..run import choice_files
+from ..run.book import Book, outputs_folder
+from ..run.choosing import choice_for, kept_points
+
+WITHOUT_KERNEL = "The controls need a running kernel: Run ▸ Run All Cells. The last answer stays below."
+
+
+class Answer:
+    """A choice with everything that is said of it; shows itself in a cell. found: choice_answer.answer."""
+
+    def __init__(self, choice: Choice, base: Path, measured: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.choice, self.base, self.measured = choice, base, measured
+        self.found = choice_answer.answer(choice)
+        self.found["serve"] = choice_files.serve_command(choice, choice.chosen.set_up)
+
+    def html(self) -> str:
+        """The answer, the command, the chart and the rivals."""
+        chart = charts.html_figure(pages.figure(self.found, self.measured))
+        command = f'<pre style="white-space:pre-wrap;user-select:all">{lab_html.text(self.found["serve"])}</pre>'
+        rivals = f'<div class="wide">{pages.rivals_table(self.choice, self.found)}</div>'
+        return f"{pages.lead(self.choice, self.found)}{command}{chart}{rivals}{pages.basis(self.choice)}"
+
+    def write_params(self, folder: str | Path) -> list[Path]:
+        """Parameter files that measure the choice and its two nearest rivals."""
+        return choice_files.write_params(self.choice, self.base, Path(folder))
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return lab_html.page([self.html()], self.found["chosen"]["name"]).bundle()
+
+
+def choose(params: str | Path, gpus: Sequence[str] = (), max_gpus: int | None = None) -> Answer:
+    """The cheapest set-up for a parameter file's slo and target load, as `servebook choose`."""
+    book = Book.open(params)
+    choice = choice_for(book, str(params), gpus, max_gpus)
+    return Answer(choice, book.base, kept_points(book, [outputs_folder(), outputs_folder() / "reference"]))
+
+
+class Panel:
+    """Widgets bound to a parameter file's question. `Search` asks it again; nothing runs while a control is turned."""
+
+    def __init__(self, params: str | Path) -> None:
+        self._path = str(params)
+        self._book = Book.open(params)
+        given, space = self._book.params, self._book.params.choose or SearchSpace()
+        if given.slo.target is None:
+            raise ServebookError("no target load", f"{params}, slo", "Set slo: {target: {rate_per_s: 10}}")
+        self.answer: Answer | None = None
+        target = given.slo.target
+        self.controls: dict[str, Any] = {
+            f"{name}_s": w.BoundedFloatText(
+                value=1e3 * (getattr(given.slo, f"{name}_s") or 0.0), min=0, max=1e7, description=f"{label} ≤ ms"
+            )
+            for name, label in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "end to end"))
+        }
+        self.controls["percentile"] = w.BoundedFloatText(
+            value=given.slo.percentile, min=1, max=99.9, description="percentile"
+        )
+        self.controls["rate_per_s"] = w.BoundedFloatText(
+            value=target.rate_per_s or 0.0, min=0, max=10_000, description="requests/s"
+        )
+        self.controls["users"] = w.BoundedIntText(value=target.users or 0, min=0, max=20_000, description="or users")
+        cards = sorted(prices.list_prices())
+        self.controls["gpus"] = w.SelectMultiple(
+            options=cards,
+            value=tuple(c for c in cards if not space.gpus or c in space.gpus),
+            rows=6,
+            description="cards",
+        )
+        self.controls["max_gpus"] = w.BoundedIntText(value=space.max_gpus, min=1, max=1024, description="cards at most")
+        self.controls["fp8"] = w.Checkbox(value="fp8" in space.quantization, description="fp8 weights and KV allowed")
+        self.search, self.save = w.Button(description="Search", button_style="primary"), w.Button(description="Save")
+        self.folder = w.Text(value=f"{given.run}-choice", description="into")
+        self.said = w.HTML()
+        self._shown = DisplayHandle()
+        self.search.on_click(lambda _: self.ask())
+        self.save.on_click(functools.partial(self._write))
+        c = self.controls
+        self.box = w.VBox([
+            w.HBox([
+                w.VBox([c["ttft_s"], c["tpot_s"], c["e2e_s"], c["percentile"]]),
+                w.VBox([c["rate_per_s"], c["users"], c["max_gpus"], c["fp8"]]), c["gpus"],
+            ]),
+            w.HBox([self.search, self.save, self.folder]), self.said,
+        ])  # fmt: skip
+
+    def _asked(self) -> Any:
+        """The parameters as the controls have them."""
+        c, slo = self.controls, self._book.params.slo
+        limits = {k: c[k].value / 1e3 or None for k in ("ttft_s", "tpot_s", "e2e_s")}
+        target = slo.target or TargetLoad(rate_per_s=1.0)
+        load = (
+            {"rate_per_s": float(c["rate_per_s"].value)} if c["rate_per_s"].value else {"users": int(c["users"].value)}
+        )
+        if target.trace_speed is not None and not (c["rate_per_s"].value or c["users"].value):
+            load = {"trace_speed": target.trace_speed}
+        level = slo.model_dump(exclude={"target", *limits}) | limits | {"percentile": float(c["percentile"].value)}
+        asked = {"slo": Slo(**level, target=TargetLoad(workload=target.workload, **load))}
+        return self._book.params.model_copy(update=asked)
+
+    def ask(self) -> None:
+        """Search with what the controls say, and show the answer."""
+        self.said.value = "searching …"
+        c, space = self.controls, self._book.params.choose or SearchSpace()
+        given = {name: space.gpus.get(name) for name in c["gpus"].value}
+        fp8 = {} if c["fp8"].value else {"quantization": ["none"], "kv_cache_dtype": ["auto"]}
+        try:
+            run = Book(self._asked(), self._book.dir, self._book.base)
+            asked = space.model_copy(update={"gpus": given, "max_gpus": c["max_gpus"].value, **fp8})
+            kept = kept_points(run, [outputs_folder(), outputs_folder() / "reference"])
+            self.answer = Answer(choice_for(run, self._path, space=asked), run.base, kept)
+            self._shown.update(lab_html.page([self.answer.html()], "").bundle(), raw=True)
+            self.said.value = ""
+        except (ServebookError, ValueError) as error:
+            line = error.line() if isinstance(error, ServebookError) else str(error).splitlines()[-1]
+            self.said.value = f'<span style="color:var(--jp-error-color1,#b3261e)">{lab_html.text(line)}</span>'
+
+    def _write(self, _: Any = None) -> None:
+        if self.answer is None:
+            self.said.value = "Search first"
+            return
+        written = ", ".join(str(p) for p in self.answer.write_params(self.folder.value))
+        self.said.value = f"written: {lab_html.text(written)}"
+
+    def _ipython_display_(self) -> None:
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}
+        mime = "application/vnd.jupyter.widget-view+json"
+        display({mime: view, "text/html": f"<p><i>{WITHOUT_KERNEL}</i></p>", "text/plain": WITHOUT_KERNEL}, raw=True)
+        self._shown.display({"text/plain": ""}, raw=True)
+        self.ask()
+
+
+def panel(params: str | Path) -> Panel:
+    """The widgets for a parameter file's question."""
+    return Panel(params)
+
+
+__all__ = ["Answer", "Panel", "choose", "panel"]

@@ -1,0 +1,154 @@
+"""What a choice comes with: what binds it, how much room it has, what would make a rival win; as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..common.predicted_point import CAUSES, Latency
+from . import explain
+from .choice import Candidate, Choice, name
+from .target_load import Target, attempt
+
+ROOM_MOST, ROOM_STEPS = 8.0, 6  # times the target load that are looked at, and bisections between
+HEADROOM_REQUESTS = 300
+# what a card, a host or a link with more of it would shorten, by the regimes of explain's causes
+BOUND_BY = {"memory": "bandwidth", "compute": "compute", "mixed step": "compute", "host": "host", "links": "link"}
+KV_FULL = 0.85  # of the pool, from which it is what keeps requests waiting
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What most of the time at the tightest limit goes to. shares: of that time; kv_share: of the KV pool in use."""
+
+    latency: str
+    by: str
+    shares: dict[str, float]
+    kv_share: float
+
+    def says(self) -> str:
+        """In words."""
+        told = ", ".join(f"{what} {share:.0%}" for what, share in sorted(self.shares.items(), key=lambda p: -p[1]))
+        return f"{self.by} ({name(self.latency)}: {told}; KV pool {self.kv_share:.0%} in use)"
+
+
+def binding(choice: Choice, c: Candidate) -> Binding:
+    """Simulated once more, with its steps kept."""
+    assert c.replicas is not None and c.estimate is not None
+    load = choice.workshop.load.model_copy(update={"warmup_requests": max(10, round(c.estimate.running))})
+    scenario = choice.target.scenario(c.server, c.replicas, load, HEADROOM_REQUESTS)
+    result = scenario.simulate(c.times, load.seed, max(HEADROOM_REQUESTS, 2 * (scenario.spec.clients or 1)), log=True)
+    outcome = scenario.summarize(result, c.times)
+    parts = explain.breakdown(scenario, c.times, outcome, result)
+    tightest = c.judged.tightest if c.judged else next(iter(choice.limits))
+    metric: Latency = "ttft_s" if tightest == "ttft_s" else "tpot_s"
+    seconds: dict[str, float] = {}
+    for cause, spent in parts[metric].items():
+        what = BOUND_BY.get(CAUSES[cause][1], "queue")
+        seconds[what] = seconds.get(what, 0.0) + spent
+    total = sum(seconds.values()) or 1.0
+    shares = {what: value / total for what, value in seconds.items() if value > 0.005 * total}
+    at = choice.target.lengths(load)
+    kv = result.running_mean * at.context / max(c.server.config.kv_blocks * c.server.config.block_size, 1)
+    by = max(shares, key=lambda what: shares[what]) if shares else "host"
+    if kv > KV_FULL or result.preemptions:
+        by = "KV"
+    elif by == "queue":  # requests queue for what the running ones wait for
+        rest = {what: share for what, share in shares.items() if what != "queue"}
+        by = max(rest, key=lambda what: rest[what]) if rest else "host"
+    return Binding(tightest, by, shares, min(kv, 1.0))
+
+
+def room(choice: Choice, c: Candidate) -> float:
+    """How many times the target load the same cards carry within the level, with the most probable constants; to a few
+    percent, and at most ROOM_MOST."""
+    low, high = 1.0, ROOM_MOST
+    if not _carries(choice, c, choice.target):
+        return 1.0  # the simulated middle of the draws meets it, the most probable constants just miss it
+    for _ in range(ROOM_STEPS):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if _carries(choice, c, choice.target.times(middle)) else (low, middle)
+    return low
+
+
+def _carries(choice: Choice, c: Candidate, target: Target) -> bool:
+    assert c.replicas is not None
+    search = choice.search_at(target)
+    estimate = search.estimated(c, c.replicas)
+    if target.users is None and estimate.utilization > 1:
+        return False
+    if search.falls_behind(c, c.replicas):
+        return False
+    found = attempt(
+        c.server, c.times, target, c.replicas, choice.limits, load=choice.workshop.load, running=estimate.running,
+        requests=max(HEADROOM_REQUESTS, round(estimate.running)),
+    )  # fmt: skip
+    return found is not None and found.worst <= 1
+
+
+def wins_if(choice: Choice, c: Candidate, own_room: float) -> str:
+    """What would make a rival the choice. own_room: the choice's."""
+    best, said = choice.chosen, []
+    if c.cost_per_hour > best.cost_per_hour * (1 + 1e-9):
+        price = best.cost_per_hour / max(c.cards, 1)
+        change = price / c.set_up.card.price_per_hour - 1
+        said.append(f"{c.set_up.gpu.name} below {price:.2f} {choice.currency}/h a card ({change:+.0%})")
+    if c.judged and c.judged.probability < choice.space.confidence:
+        tight = c.judged.tightest
+        limit, percentile = choice.limits[tight]
+        reach = c.judged.values[tight]["high"]
+        if reach > limit:
+            said.append(f"a {name(tight)} p{percentile:g} limit of {reach:.3g} s instead of {limit:g} s")
+        else:
+            said.append(f"a confidence of {c.judged.probability:.0%}")
+    if not said:
+        theirs = room(choice, c)
+        if theirs > own_room * 1.02:
+            said.append(f"over {own_room - 1:.0%} more load: at this cost it carries {theirs - 1:.0%} more")
+        else:
+            said.append(f"nothing but other prices: it costs the same and carries {theirs - 1:.0%} more load")
+    return " and ".join(said)
+
+
+def answer(choice: Choice) -> dict[str, Any]:
+    """The whole answer as JSON: target, level, chosen with room and what binds, rivals, every set-up that was
+    simulated, what was dropped and why."""
+    best = choice.chosen
+    own_room = room(choice, best)
+    return {
+        "target": choice.target.says(),
+        "level": {m: {"limit_s": limit, "percentile": p} for m, (limit, p) in choice.limits.items()},
+        "confidence": choice.space.confidence, "max_gpus": choice.space.max_gpus, "currency": choice.currency,
+        "seed": choice.target.seed,
+        "searched": choice.searched, "fit": len(choice.candidates), "simulated": choice.simulated,
+        "judged": choice.judged,
+        "chosen": row(choice, best) | {"room": own_room, "binds": _binds(choice, best)},
+        "rivals": [row(choice, c) | {"wins_if": wins_if(choice, c, own_room)} for c in choice.rivals],
+        "set_ups": [row(choice, c) for c in choice.candidates if c.trial is not None],
+        "dropped": dict(choice.dropped),
+        "not_simulated": sum(c.trial is None for c in choice.candidates),
+    }  # fmt: skip
+
+
+def _binds(choice: Choice, c: Candidate) -> dict[str, Any]:
+    found = binding(choice, c)
+    return {"latency": found.latency, "by": found.by, "shares": found.shares, "kv_share": found.kv_share}
+
+
+def row(choice: Choice, c: Candidate) -> dict[str, Any]:
+    """One set-up at the target load."""
+    trial, judged = c.trial, c.judged
+    tokens = trial.output_tok_per_s if trial else None
+    cards = c.cards or (trial.replicas * c.set_up.gpus if trial else 0)
+    return {
+        **c.set_up.as_dict(), "replicas": c.replicas, "cards": cards,
+        "cost_per_hour": c.cost_per_hour if c.replicas else cards * c.set_up.card.price_per_hour,
+        "cost_per_million_output_tokens": c.cost_per_million(trial) if c.replicas else None,
+        "probability": judged.probability if judged else None,
+        "probability_by_limit": judged.by_limit if judged else None,
+        "values": judged.values if judged else {m: {"value": v} for m, v in trial.values.items()} if trial else {},
+        "user_tok_per_s": 1 / trial.tpot_mean_s if trial and trial.tpot_mean_s else None,
+        "output_tok_per_s": tokens, "tok_per_s_per_gpu": tokens / cards if tokens and cards else None,
+        "meets": bool(c.replicas and trial and trial.worst <= 1), "misses": c.misses or None,
+        "learned": choice.workshop.learned(c.set_up),
+    }  # fmt: skip

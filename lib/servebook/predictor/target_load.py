@@ -1,0 +1,250 @@
+"""The target load on one set-up: shared out over its replicas, simulated, and held against the service level."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..common.errors import ServebookError
+from ..config import request_plan
+from ..config.params import Load, RunParams
+from ..config.points import PointSpec
+from ..config.sweeps import LoadKind
+from ..config.workloads import Workload
+from .calibration import Z80
+from .predict import Forecaster, form_error
+from .scenario import Scenario, whole_rounds
+from .server_limits import PredictedServer, Times
+from .simulated_clients import Prompt
+from .steady_state import Lengths
+
+Limits = Mapping[str, tuple[float, float]]  # latency: (seconds, percentile), as Slo.limits
+SAMPLE = 256  # requests that mean lengths are taken of
+FORM = {"ttft_s": "ttft", "tpot_s": "tpot", "e2e_s": "tpot"}  # a request's time is mostly that of its tokens
+COURSES = 4  # different draws of the arrivals, the same ones for every set-up
+
+
+@dataclass(frozen=True)
+class Target:
+    """A load over all replicas: requests (a workload, or all of one length), and how they come."""
+
+    prompt_tokens: int
+    output_tokens: int
+    workload: Workload | None = None
+    workload_name: str = ""
+    rate_per_s: float | None = None
+    users: int | None = None
+    trace_speed: float | None = None
+    seed: int = 1
+
+    @classmethod
+    def of(cls, params: RunParams, where: str) -> Target:
+        """The target of a run's slo. Raises ServebookError where it names none, or lengths have no bound."""
+        asked = params.slo.target
+        if asked is None:
+            raise ServebookError(
+                "no target load", f"{where}, slo", "Set slo: {target: {rate_per_s: 10}}, or {users: 64}"
+            )
+        name = asked.workload or ""
+        workload = params.workloads.get(name)
+        if workload is None:
+            sweep_name, sweep = next(iter(params.sweeps.items()))
+            prompt, output = sweep.lengths()[0]
+            example = sweep.example(sweep_name, "") if isinstance(sweep, LoadKind) else None
+            if example is not None:
+                workload, name = example.workload, example.workload_name
+        else:
+            prompt, output = workload.mean_tokens()
+        return cls(
+            prompt, output, workload, name, asked.rate_per_s, asked.users, asked.trace_speed, params.load.seed
+        )  # fmt: skip
+
+    @property
+    def repeats(self) -> bool:
+        """Whether prompts have beginnings in common."""
+        return self.workload is not None and self.workload.repeats
+
+    def longest(self) -> tuple[int, int]:
+        """(prompt, output) tokens of the request that needs the longest context."""
+        return self.workload.longest_tokens() if self.workload else (self.prompt_tokens, self.output_tokens)
+
+    def lengths(self, load: Load) -> Lengths:
+        """Mean lengths for the closed form."""
+        if self.workload is None:
+            return Lengths.of([Prompt(self.prompt_tokens, self.output_tokens)])
+        plan = request_plan.RequestPlan(self.workload, load.seed, self.workload_name)
+        return Lengths.of([plan[i] for i in range(min(SAMPLE, len(plan)))])
+
+    def mean_rate_per_s(self) -> float | None:
+        """Requests/s that arrive by themselves, None of a closed loop."""
+        if self.trace_speed is None or self.workload is None:
+            return self.rate_per_s
+        rows = self.workload.rows()
+        seconds = float(rows.arrival_s[-1] - rows.arrival_s[0]) or 1.0
+        return len(rows) / seconds * self.trace_speed
+
+    def times(self, factor: float) -> Target:
+        """So many times the load."""
+        scaled = dict(self.__dict__)
+        if self.users is not None:
+            scaled["users"] = max(1, round(self.users * factor))
+        elif self.rate_per_s is not None:
+            scaled["rate_per_s"] = self.rate_per_s * factor
+        else:
+            scaled["trace_speed"] = (self.trace_speed or 1.0) * factor
+        return Target(**scaled)
+
+    def says(self) -> str:
+        """In words."""
+        what = f"workload {self.workload_name}" if self.workload_name else "requests"
+        sizes = f"{self.prompt_tokens:,} tokens in and {self.output_tokens:,} out" + (
+            " on average" * bool(self.workload)
+        )
+        if self.users is not None:
+            return f"{self.users:,} users, {what} of {sizes}"
+        if self.rate_per_s is not None:
+            return f"{self.rate_per_s:g} requests/s, {what} of {sizes}"
+        return f"the trace of {what} {self.trace_speed:g} times as fast, {sizes}"
+
+    def scenario(self, server: PredictedServer, replicas: int, load: Load, requests: int, course: int = 0) -> Scenario:
+        """One group's share of the load: replicas and groups of a replica take equal shares, as a router spreads them.
+        course: which draw of the arrivals; the same for all set-ups."""
+        groups, point = replicas * server.layout.groups, f"target-{course}"
+        common: dict[str, Any] = {"workload": self.workload, "workload_name": self.workload_name}
+        tokens = self.prompt_tokens, self.output_tokens
+        if self.users is not None:
+            clients = max(1, math.ceil(self.users / groups))
+            spec = PointSpec("target", "vllm", point, "concurrency", *tokens, concurrency=clients, **common)
+            return Scenario(server, spec, load, overlap=max(1, server.layout.pipeline // clients))
+        if self.rate_per_s is not None:
+            rate = self.rate_per_s / groups
+            spec = PointSpec("target", "vllm", point, "arrival_rate", *tokens, rate_per_s=rate, **common)
+            return Scenario(server, spec, load, overlap=1)
+        assert self.workload is not None
+        count = min(len(self.workload.rows()), requests * groups)
+        common["workload"] = self.workload.first(count)
+        spec = PointSpec(
+            "target", "vllm", point, "trace", *tokens, requests=count, speed=self.trace_speed or 1.0, **common
+        )
+        return Scenario(server, spec, load, overlap=1, every=groups)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One simulation of a set-up at a load. values: each limited latency at its percentile; output_tok_per_s,
+    request_rate_per_s: of all replicas."""
+
+    replicas: int
+    values: dict[str, float]
+    ratios: dict[str, float]  # value / limit
+    tpot_mean_s: float
+    output_tok_per_s: float
+    request_rate_per_s: float
+    running: float  # of one group
+    waiting: float
+    preemptions: int
+    hit_share: float
+
+    @property
+    def worst(self) -> float:
+        """The largest value as a share of its limit; at most 1 where the level is met."""
+        return max(self.ratios.values())
+
+
+def attempt(
+    server: PredictedServer, times: Times, target: Target, replicas: int, limits: Limits, *, load: Load, running: float,
+    requests: int, course: int = 0,
+) -> Trial | None:  # fmt: skip
+    """Simulate one group; None where a request does not fit into its share of the KV pool. running: requests at a time
+    by the closed form, so many end before the window opens."""
+    load = load.model_copy(update={"warmup_requests": max(load.warmup_requests, math.ceil(running))})
+    scenario = target.scenario(server, replicas, load, requests, course)
+    clients = scenario.spec.clients
+    count = whole_rounds(max(requests, 2 * (clients or 1)), clients)
+    try:
+        result = scenario.simulate(times, load.seed + course, count)
+    except ValueError:
+        return None
+    found = {m: result.measured.values(m) for m in ("ttft_s", "tpot_s", "e2e_s")}
+    # answers of one token have no TPOT; a window that nothing ended in met no level
+    unknown = 0.0 if len(result.measured) else math.inf
+    values = {
+        m: float(np.percentile(found[m], percentile)) if len(found[m]) else unknown
+        for m, (_, percentile) in limits.items()
+    }
+    groups = replicas * server.layout.groups
+    seconds = result.seconds if result.seconds > 0 else math.inf
+    tpot = float(found["tpot_s"].mean()) if len(found["tpot_s"]) else 0.0
+    output = groups * result.output_tokens / seconds
+    if target.rate_per_s is not None:  # a short window happens to hold more or fewer tokens than the load asks for
+        output = target.rate_per_s * target.output_tokens
+    return Trial(
+        replicas, values, {m: values[m] / limits[m][0] for m in limits}, tpot,
+        output, groups * len(result.measured) / seconds, result.running_mean,
+        result.waiting_mean, result.preemptions, result.hit_share,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A set-up at the target load, over draws of the constants. values: {latency: {value, low, high}} with 80 %
+    intervals; probability: that every limit is met; by_limit: each limit's own."""
+
+    replicas: int
+    values: dict[str, dict[str, float]]
+    probability: float
+    by_limit: dict[str, float]
+    trials: tuple[Trial, ...]
+
+    def mean(self, name: str) -> float:
+        return statistics.fmean(getattr(t, name) for t in self.trials)
+
+    @property
+    def tightest(self) -> str:
+        """The limit that is nearest to being missed."""
+        return min(self.by_limit, key=lambda m: (self.by_limit[m], -self.ratio(m)))
+
+    def ratio(self, latency: str) -> float:
+        """Its value as a share of its limit, the middle of the draws."""
+        return statistics.geometric_mean(max(t.ratios[latency], 1e-9) for t in self.trials)
+
+
+def judge(
+    f: Forecaster, target: Target, replicas: int, limits: Limits, *, running: float, requests: int
+) -> Judged | None:
+    """How likely the set-up meets the level: each draw of the constants is simulated, with a draw of the arrivals; what
+    the form of the step times gets wrong comes on top, log-normal and apart for each latency. None where a request does
+    not fit."""
+    trials: list[Trial] = []
+    for i, times in enumerate(f.drawn):
+        course = i % -(-len(f.drawn) // 2) % COURSES  # a draw and its mirror meet the same arrivals
+        found = attempt(
+            f.server, times, target, replicas, limits, load=f.load, running=running, requests=requests, course=course
+        )
+        if found is None:
+            return None
+        trials.append(found)
+    stage = f.calibration.stage
+    form = {m: form_error(FORM[m], stage) for m in limits}
+    met = {m: [_normal(-math.log(max(t.ratios[m], 1e-9)) / form[m]) for t in trials] for m in limits}
+    together = [math.prod(met[m][i] for m in limits) for i in range(len(trials))]
+    values = {m: _span([t.values[m] for t in trials], form[m]) for m in limits}
+    by_limit = {m: statistics.fmean(met[m]) for m in limits}
+    return Judged(replicas, values, statistics.fmean(together), by_limit, tuple(trials))
+
+
+def _span(values: Sequence[float], form_sd: float) -> dict[str, float]:
+    logs = [math.log(max(v, 1e-9)) for v in values]
+    middle = statistics.fmean(logs)
+    half = Z80 * math.hypot(statistics.stdev(logs) if len(logs) > 1 else 0.0, form_sd)
+    return {"value": math.exp(middle), "low": math.exp(middle - half), "high": math.exp(middle + half)}
+
+
+def _normal(z: float) -> float:
+    """The standard normal distribution function."""
+    return 0.5 * (1 + math.erf(z / math.sqrt(2)))

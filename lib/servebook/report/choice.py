@@ -1,0 +1,140 @@
+"""A choice as a page of its own and as a notebook's tables: answer, chart, rivals, what was dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from .. import charts
+from ..charts import words
+from ..predictor.choice import Choice, name
+from .markup import Html, esc, table
+from .page import Body, download, write_page
+
+SHOWN = 25  # set-ups of the long table, cheapest first
+
+
+def write_choice(
+    out: Path | str, choice: Choice, found: Mapping[str, Any], *, title: str, measured: Sequence[Mapping[str, Any]] = ()
+) -> Path:
+    """Write the page of an answer (choice_answer.answer) and return its path."""
+    import json
+
+    body = Body()
+    body.add(lead(choice, found))
+    body.section("The set-ups at the target load")
+    body.add(charts.html_figure(figure(found, measured)))
+    body.section("What to run")
+    body.add(f"<pre><code>{esc(found['serve'])}</code></pre>" if "serve" in found else "")
+    body.section("Rivals")
+    body.add(rivals_table(choice, found))
+    body.section("Every set-up that was simulated")
+    body.add(set_ups_table(choice, found))
+    body.section("What was not")
+    body.add(dropped_table(found))
+    if found.get("measured"):
+        body.section("Measured")
+        body.add("<ul>" + "".join(f"<li>{esc(line.strip())}</li>" for line in found["measured"]["lines"]) + "</ul>")
+    body.section("What this rests on")
+    body.add(basis(choice))
+    heading = f"Which set-up: {title}"
+    raw = json.dumps(found, indent=1, ensure_ascii=False).encode()
+    context = {
+        "title": heading, "description": f"The cheapest set-up for {found['target']}.", "kicker": "Predicted",
+        "run": choice.workshop.params.run, "stamp": [],
+        "downloads": [download("choice.json", raw, "application/json", "the whole answer", "choice.json")],
+    }  # fmt: skip
+    return write_page(Path(out), [body.chapter(heading)], [], context)
+
+
+def lead(choice: Choice, found: Mapping[str, Any]) -> Html:
+    """The answer in sentences."""
+    best, chosen = choice.chosen, found["chosen"]
+    level = words.listing([f"{name(m)} p{p:g} ≤ {words.seconds(x)}" for m, (x, p) in choice.limits.items()])
+    replicas = f"{best.replicas} replica{'s' * ((best.replicas or 0) > 1)} of {best.set_up.name}"
+    sure = best.judged.probability if best.judged else 0.0
+    binds = chosen["binds"]
+    text = (
+        f"For {found['target']} within {level}, the cheapest set-up is {replicas}: {chosen['cost_per_hour']:.2f} "
+        f"{choice.currency} an hour, {chosen['cost_per_million_output_tokens']:.3f} {choice.currency} per million "
+        f"output tokens. It meets the level with a probability of {sure:.0%}, carries {chosen['room'] - 1:.0%} more "
+        f"load before it misses it, and is bound by {binds['by']} ({name(binds['latency'])})."
+    )
+    return Html(f"<p>{esc(text)}</p>")
+
+
+def figure(found: Mapping[str, Any], measured: Sequence[Mapping[str, Any]] = ()) -> Any:
+    """The chart of an answer."""
+    return charts.choice_front(found["set_ups"], found["chosen"], measured)
+
+
+def rivals_table(choice: Choice, found: Mapping[str, Any]) -> Html:
+    """The choice and the best of every other kind, with what would make each win."""
+    rows = [found["chosen"] | {"wins_if": "the choice"}, *found["rivals"]]
+    frame = pd.DataFrame(
+        {
+            "set-up": [f"{r['replicas']} × {r['name']}" for r in rows],
+            f"{choice.currency}/h": [r["cost_per_hour"] for r in rows],
+            "per million output tokens": [r["cost_per_million_output_tokens"] for r in rows],
+            "meets the level": [r["probability"] for r in rows],
+            **{f"{name(m)} p{p:g}": [_value(r, m) for r in rows] for m, (_, p) in choice.limits.items()},
+            "wins with": [r["wins_if"] for r in rows],
+        }
+    )
+    percent = {"meets the level": lambda v: None if pd.isna(v) else f"{v:.0%}"}
+    return table(frame, "The choice and its rivals", formats=percent)
+
+
+def _value(row: Mapping[str, Any], latency: str) -> str:
+    found = row["values"].get(latency)
+    if not found:
+        return "–"
+    span = f" ({words.seconds(found['low'])} to {words.seconds(found['high'])})" if "low" in found else ""
+    return words.seconds(found["value"]) + span
+
+
+def set_ups_table(choice: Choice, found: Mapping[str, Any]) -> Html:
+    """The cheapest of the simulated set-ups."""
+    rows = sorted(found["set_ups"], key=lambda r: (not r["meets"], r["cost_per_hour"]))[:SHOWN]
+    frame = pd.DataFrame(
+        {
+            "set-up": [f"{r['replicas'] or '–'} × {r['name']}" for r in rows],
+            "cards": [r["cards"] for r in rows],
+            f"{choice.currency}/h": [r["cost_per_hour"] for r in rows],
+            "tok/s a user": [r["user_tok_per_s"] for r in rows],
+            "tok/s a card": [r["tok_per_s_per_gpu"] for r in rows],
+            **{f"{name(m)} p{p:g}": [_value(r, m) for r in rows] for m, (_, p) in choice.limits.items()},
+            "misses": [r["misses"] or "" for r in rows],
+        }
+    )
+    caption = f"The {len(rows)} cheapest of {len(found['set_ups'])} simulated set-ups, one simulation each"
+    return table(frame, caption)
+
+
+def dropped_table(found: Mapping[str, Any]) -> Html:
+    """Why set-ups do not fit."""
+    pairs = sorted(found["dropped"].items(), key=lambda p: -p[1])
+    frame = pd.DataFrame({"reason": [r for r, _ in pairs], "set-ups": [n for _, n in pairs]})
+    rest = f"; the closed form puts {found['not_simulated']:,} others far behind or shows that they miss the level"
+    return table(
+        frame, f"Dropped before any simulation: {sum(found['dropped'].values()):,} of {found['searched']:,}{rest}"
+    )
+
+
+def basis(choice: Choice) -> Html:
+    """Prices, seed, and what the probabilities are made of."""
+    cards = {c.set_up.gpu.name: c.set_up.card for c in choice.candidates}
+    prices = "; ".join(f"{n} {c.price_per_hour:.2f} ({c.source})" for n, c in cards.items())
+    learned = "constants learned from the run's C = 1 points where the card and precision are the same, elsewhere "
+    text = [
+        f"Prices of one card for an hour, {choice.currency}: {prices}. List prices move: give your own with --gpu.",
+        f"Predicted with {learned if choice.workshop.calibrated else ''}constants from the datasheet; the probability "
+        "is over draws of those constants, draws of the arrivals, and what the step-time model gets wrong on public "
+        f"measurements. Seed {choice.target.seed}: the same answer each time.",
+        "8-bit weights and KV caches change a model's answers. servebook does not measure that.",
+        "A load over several replicas is shared out evenly; the router itself is not simulated.",
+    ]
+    return Html("<ul>" + "".join(f"<li>{esc(t)}</li>" for t in text) + "</ul>")

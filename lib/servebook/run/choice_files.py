@@ -1,0 +1,191 @@
+"""What to do with a choice: the command that serves it, parameter files that measure it, a router's configuration."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..common import files
+from ..common.errors import ServebookError
+from ..config import params as config
+from ..config.params import ModelParams
+from ..engines.vllm import serve_flags
+from ..hardware.catalog import catalog
+from ..model.reader import SHIPPED
+from ..predictor.choice import Candidate, Choice
+from ..predictor.set_ups import SetUp
+
+RIVALS = 2  # that are measured beside the choice
+MEASURED_REQUESTS = 300  # of a point, so that its p90 and p99 say something
+ROUTERS = ("vLLM production stack", "Ray Serve", "llm-d")
+
+
+def served_model(m: ModelParams) -> str:
+    """What vLLM is told to serve: the Hub id or folder; of a packaged config the Hub id that it comes from."""
+    if m.config:
+        return next((hub for hub, name in SHIPPED.items() if name == m.config), m.config)
+    return str(m.hub or m.path)
+
+
+def serve_command(choice: Choice, s: SetUp) -> str:
+    """The exact line that serves one replica."""
+    given = choice.workshop.params.model
+    m = s.model(given).model_copy(update={"weights": "real"} if served_model(given) != given.config else {})
+    return shlex.join(["vllm", "serve", served_model(given), *serve_flags(m, s.engine)])
+
+
+# --- measuring it ---------------------------------------------------------------------------------------------------
+
+
+def write_params(choice: Choice, base: Path, into: Path) -> list[Path]:
+    """Parameter files that measure the choice and its nearest rivals at one replica's share of the load, each as an
+    engine; those that need other machines or weights have files of their own. Beside them what configures a router,
+    where there are several replicas. base: where relative paths of the run start from."""
+    named = [("choice", choice.chosen), *((f"rival-{i + 1}", c) for i, c in enumerate(choice.rivals[:RIVALS]))]
+    groups: dict[Any, list[tuple[str, Candidate]]] = {}
+    for name, c in named:
+        key = c.set_up.gpu.name, c.set_up.gpus, c.set_up.quantization, c.set_up.kv_cache_dtype
+        groups.setdefault(key, []).append((name, c))
+    texts: dict[Path, str] = {}
+    for members in groups.values():
+        run = f"{choice.workshop.params.run}-{members[0][0]}"
+        body = yaml.safe_dump(_run(choice, run, members, base, into), sort_keys=False, allow_unicode=True, width=120)
+        config.loads(body, f"{run}.yaml", into)
+        head = f"# Measures {', '.join(f'{n}: {c.set_up.name}' for n, c in members)}.\n# Made by servebook choose; "
+        head += f"one replica's share of: {choice.target.says()}.\n"
+        texts[into / f"{run}.yaml"] = head + body
+    written = [files.write_text(path, text) for path, text in texts.items()]
+    if (choice.chosen.replicas or 1) > 1:
+        for name, content in router_configs(choice).items():
+            written.append(files.write_text(into / name, content))
+    return written
+
+
+def _run(choice: Choice, run: str, members: list[tuple[str, Candidate]], base: Path, into: Path) -> dict[str, Any]:
+    given = choice.workshop.params
+    data: dict[str, Any] = given.model_dump(mode="json", exclude_defaults=True)
+    first = members[0][1].set_up
+    if first.gpu.name not in catalog():
+        raise ServebookError(f"{first.gpu.name} is not in the catalog", "--write-params", "Add it to the catalog")
+    data |= {
+        "run": run, "title": f"{given.title or given.run}: the choice and its rivals",
+        "model": first.model(given.model).model_dump(mode="json", exclude_defaults=True),
+        "hardware": {
+            "gpu": first.gpu.name, "price_per_hour": first.card.price_per_hour * first.gpus,
+            "currency": given.hardware.currency,
+        },
+        "engines": {n: c.set_up.engine.model_dump(mode="json", exclude_defaults=True) for n, c in members},
+        "sweeps": {f"target-{n}": _sweep(choice, n, c) for n, c in members},
+        "slo": given.slo.model_dump(mode="json", exclude_defaults=True, exclude={"target"}),
+        "load": _load(choice, members),
+    }  # fmt: skip
+    if not data.get("calibration"):
+        lengths = choice.target.prompt_tokens, choice.target.output_tokens
+        data["calibration"] = [dict(zip(("prompt_tokens", "output_tokens"), lengths, strict=True))]
+    data.pop("choose", None)
+    used = choice.target.workload_name
+    data["workloads"] = {n: w for n, w in (data.get("workloads") or {}).items() if n == used}
+    for holder, key in [(data["model"], "path"), *((w, "trace") for w in data["workloads"].values())]:
+        path = holder.get(key)
+        if path and not Path(path).is_absolute():
+            holder[key] = os.path.relpath(base / path, into)
+    return data
+
+
+def _sweep(choice: Choice, engine: str, c: Candidate) -> dict[str, Any]:
+    """One replica's share of the target load."""
+    target, replicas = choice.target, c.replicas or 1
+    what: dict[str, Any] = {"workload": target.workload_name}
+    if not target.workload_name:
+        what = {"prompt_tokens": target.prompt_tokens, "output_tokens": target.output_tokens}
+    if target.users is not None:
+        return {"kind": "concurrency", "engines": [engine], **what, "concurrency": [math.ceil(target.users / replicas)]}
+    if target.rate_per_s is not None:
+        rate = round(target.rate_per_s / replicas, 4)
+        return {"kind": "arrival_rate", "engines": [engine], **what, "rates_per_s": [rate]}
+    return {"kind": "trace", "engines": [engine], **what, "speeds": [round((target.trace_speed or 1.0) / replicas, 6)]}
+
+
+def _load(choice: Choice, members: list[tuple[str, Candidate]]) -> dict[str, Any]:
+    """The run's own way to load, with time for enough requests."""
+    load = choice.workshop.params.load.model_dump(mode="json", exclude_defaults=True)
+    own = choice.workshop.params.load
+    load["min_requests"] = max(own.min_requests, MEASURED_REQUESTS)
+    load["max_requests"] = max(own.max_requests, MEASURED_REQUESTS)
+    rates = [c.trial.request_rate_per_s / (c.replicas or 1) for _, c in members if c.trial]
+    seconds = (1.3 * MEASURED_REQUESTS + own.warmup_requests) / max(min(rates, default=1.0), 1e-3) + 60
+    load["max_seconds"] = float(max(own.max_seconds, math.ceil(seconds)))
+    return load
+
+
+# --- replicas -------------------------------------------------------------------------------------------------------
+
+
+def router_configs(choice: Choice) -> dict[str, str]:
+    """{file: content} for routers that exist: Helm values of the vLLM production stack, and a Ray Serve application.
+    llm-d takes the same two figures, replicas and tensor parallel size, in its model server's overlay."""
+    c = choice.chosen
+    s, given = c.set_up, choice.workshop.params.model
+    name = Path(served_model(given)).name.lower()
+    m = s.model(given).model_copy(update={"weights": "real"})
+    flags = serve_flags(m, s.engine)
+    stack = {
+        "servingEngineSpec": {
+            "modelSpec": [{
+                "name": name, "repository": "vllm/vllm-openai", "tag": "latest", "modelURL": served_model(given),
+                "replicaCount": c.replicas, "requestCPU": 8, "requestMemory": "32Gi", "requestGPU": s.gpus,
+                "vllmConfig": {
+                    "dtype": given.dtype, "maxModelLen": s.engine.max_model_len,
+                    "maxNumSeqs": s.engine.max_num_seqs, "tensorParallelSize": s.engine.tensor_parallel_size,
+                    "enablePrefixCaching": s.engine.prefix_caching, "extraArgs": _beyond(flags),
+                },
+            }],
+        },
+        "routerSpec": {"enableRouter": True, "routingLogic": "roundrobin"},
+    }  # fmt: skip
+    kwargs = s.engine.model_dump(mode="json", include={
+        "tensor_parallel_size", "pipeline_parallel_size", "max_num_batched_tokens", "max_num_seqs", "max_model_len",
+        "gpu_memory_utilization",
+    })  # fmt: skip
+    kwargs |= {"enable_prefix_caching": s.engine.prefix_caching, "dtype": given.dtype}
+    kwargs |= {"quantization": s.quantization} if s.quantization else {}
+    kwargs |= {"kv_cache_dtype": s.kv_cache_dtype} if s.kv_cache_dtype != "auto" else {}
+    kwargs |= {"enable_expert_parallel": True} if s.engine.enable_expert_parallel else {}
+    ray = {
+        "applications": [{
+            "name": "llm", "route_prefix": "/", "import_path": "ray.serve.llm:build_openai_app",
+            "args": {"llm_configs": [{
+                "model_loading_config": {"model_id": name, "model_source": served_model(given)},
+                "engine_kwargs": kwargs,
+                "deployment_config": {"num_replicas": c.replicas},
+            }]},
+        }],
+    }  # fmt: skip
+    head = f"# {c.replicas} replicas of {s.name}. Made by servebook choose, not run by it; requestCPU and requestMemory"
+    return {
+        "router-production-stack.yaml": head
+        + " are guesses.\n# helm install vllm vllm/vllm-stack -f router-production-stack.yaml\n"
+        + yaml.safe_dump(stack, sort_keys=False, width=120),
+        "router-ray-serve.yaml": f"# {c.replicas} replicas of {s.name}. Made by servebook choose, not run by it.\n"
+        + "# serve run router-ray-serve.yaml\n" + yaml.safe_dump(ray, sort_keys=False, width=120),
+    }  # fmt: skip
+
+
+def _beyond(flags: list[str]) -> list[str]:
+    """vLLM's flags without those that the chart has keys for, or sets itself."""
+    keyed = {"--served-model-name", "--dtype", "--max-model-len", "--max-num-seqs", "--tensor-parallel-size"}
+    bare = {"--enable-prefix-caching", "--no-enable-prefix-caching"}
+    kept, skip = [], False
+    for flag in flags:
+        if skip:
+            skip = False
+        elif flag in keyed:
+            skip = True
+        elif flag not in bare:
+            kept.append(flag)
+    return kept

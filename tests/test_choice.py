@@ -1,0 +1,368 @@
+"""The cheapest set-up for a service level: what fits, what meets the level, the answer and what is done with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from servebook import charts
+from servebook.cli.command import main
+from servebook.common.errors import ServebookError
+from servebook.config import params
+from servebook.config.request_plan import RequestPlan
+from servebook.engines.vllm import serve_flags
+from servebook.hardware import catalog, prices
+from servebook.predictor import choice as choices
+from servebook.predictor import choice_answer, set_ups
+from servebook.predictor.choice import Choice
+from servebook.predictor.scenario import Scenario
+from servebook.predictor.steady_state import Lengths, closed, steady
+from servebook.predictor.target_load import Target
+from servebook.run import choice_files, choice_measured
+from servebook.run.choosing import choice_for, priced_gpus
+from servebook.run_folder import results
+from servebook.run_folder.stored_run import StoredRun
+
+TEXT = """
+run: chat
+title: chat
+model: {config: qwen2.5-7b, weights: dummy}
+hardware: {gpu: H200}
+engines: {vllm: {kind: vllm}}
+workloads:
+  chat: {prompt_tokens: "lognormal:800,600,32,4000", output_tokens: "lognormal:250,200,8,2000"}
+slo: {ttft_s: 0.5, ttft_percentile: 99, tpot_s: 0.03, target: {rate_per_s: 20, workload: chat}}
+choose:
+  gpus: {H200: 4.59, L40S: 1.95}
+  max_gpus: 4
+  tensor_parallel_size: [1, 2]
+  pipeline_parallel_size: [1]
+  max_num_batched_tokens: [2048, 8192]
+  max_num_seqs: [256]
+"""
+
+
+def run_of(text: str = TEXT, base: Path = Path()) -> StoredRun:
+    return StoredRun(params.loads(text, base=base), base / "nowhere", base)
+
+
+@pytest.fixture(scope="module")
+def choice() -> Choice:
+    return choice_for(run_of(), "chat.yaml")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "chat.yaml"
+    path.write_text(TEXT)
+    return path
+
+
+# --- the question ----------------------------------------------------------------------------------------------------
+
+
+def test_a_level_has_a_percentile_for_each_limit() -> None:
+    slo = params.loads(TEXT).slo
+    assert slo.limits == {"ttft_s": (0.5, 99.0), "tpot_s": (0.03, 90.0)}
+    assert "percentile" not in slo.model_dump() and "target" in slo.model_dump()
+    assert params.Slo(ttft_s=1.0).model_dump() == {"ttft_s": 1.0, "tpot_s": None, "e2e_s": None}, "as stored before"
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("{rate_per_s: 0, workload: chat}", "slo.target.rate_per_s: a target load of zero needs no server"),
+        ("{users: 0, workload: chat}", "slo.target.users: a target load of zero needs no server"),
+        ("{rate_per_s: 1, users: 2, workload: chat}", "exactly one of rate_per_s, users and trace_speed"),
+        ("{workload: chat}", "found none"),
+        ("{rate_per_s: 1, workload: talk}", "slo.target names the workload 'talk'. Workloads of this run: chat"),
+        ("{trace_speed: 1, workload: chat}", "replays a trace"),
+    ],
+)
+def test_a_target_that_is_none_is_one_line(target: str, said: str) -> None:
+    with pytest.raises(ServebookError) as found:
+        params.loads(TEXT.replace("{rate_per_s: 20, workload: chat}", target))
+    assert said in found.value.line() and "\n" not in found.value.line()
+
+
+def test_every_list_price_names_a_card_a_day_and_a_page() -> None:
+    for name, price in prices.list_prices().items():
+        assert name in catalog.catalog() and price.usd_per_hour > 0
+        assert price.read.year >= 2026 and price.list.startswith("https://") and price.via.startswith("https://")
+        assert str(price.read) in price.says()
+    with pytest.raises(ServebookError, match="is no card of the catalog"):
+        prices.read_prices("X1: {usd_per_hour: 1.0, provider: p, read: 2026-01-01, list: u, via: u}", "prices.yaml")
+
+
+def test_prices_are_the_users_first() -> None:
+    run = run_of()
+    asked = run.params.choose
+    assert asked is not None
+    assert [(c.gpu.name, c.price_per_hour) for c in priced_gpus(run, ["A40=0.3", "H100-SXM"], asked, "f")] == [
+        ("A40", 0.3), ("H100-SXM", prices.list_prices()["H100-SXM"].usd_per_hour),
+    ]  # fmt: skip
+    own = run_of(TEXT.replace("{gpu: H200}", "{gpu: H200, price_per_hour: 2.0}").split("choose:")[0])
+    every = {c.gpu.name: c for c in priced_gpus(own, [], params.SearchSpace(), "f")}
+    assert set(every) == set(prices.list_prices()) and every["H200"].price_per_hour == 2.0
+    for options, said in ((["H200=-1"], "is no price"), (["=3"], "names no GPU"), (["H200", "H200"], "given twice")):
+        with pytest.raises(ServebookError, match=said):
+            priced_gpus(run, options, asked, "f")
+
+
+# --- the closed form -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("load", [{"rate_per_s": 4.0}, {"rate_per_s": 16.0}, {"users": 64}])
+def test_the_closed_form_is_near_the_simulation(choice: Choice, load: dict[str, float]) -> None:
+    c = next(c for c in choice.candidates if c.set_up.gpu.name == "H200" and c.set_up.gpus == 1)
+    target = Target(800, 250, choice.target.workload, "chat", **load)  # type: ignore[arg-type]
+    at = target.lengths(choice.workshop.load)
+    form = closed(c.server, c.times, at, 64) if "users" in load else steady(c.server, c.times, at, load["rate_per_s"])
+    scenario: Scenario = target.scenario(c.server, 1, choice.workshop.load, 300)
+    simulated = scenario.simulate(c.times, 1, 320)
+    assert form.tpot_s == pytest.approx(simulated.mean("tpot_s"), rel=0.25)
+    assert form.running == pytest.approx(simulated.running_mean, rel=0.3)
+
+
+def test_mean_lengths_weigh_a_request_by_how_long_it_runs() -> None:
+    plan = RequestPlan(params.Workload(prompt_tokens=100, output_tokens=50, turns=2), 1, "w")
+    at = Lengths.of([plan[0], plan[1]])
+    assert (at.prompt, at.output, at.new) == ((100 + 250) / 2, 50, 100)
+    assert at.context == (50 * 125 + 50 * 275) / 100
+
+
+# --- the search ------------------------------------------------------------------------------------------------------
+
+
+def test_the_choice_is_the_cheapest_that_is_sure_enough(choice: Choice) -> None:
+    """Against the third look at every set-up with every number of replicas."""
+    search = choice.search_at(choice.target)
+    sure = []
+    for c in choice.candidates:
+        for replicas in range(1, search.most_replicas(c) + 1):
+            cost = replicas * c.set_up.gpus * c.set_up.card.price_per_hour
+            if cost > choice.chosen.cost_per_hour + 1e-9 or search.estimated(c, replicas).utilization > 1.1:
+                continue
+            judged = search.third_look(c, replicas)
+            if judged is not None and judged.probability >= choice.space.confidence:
+                sure.append((round(cost, 6), c.set_up.name, replicas))
+    assert min(sure)[0] == pytest.approx(choice.chosen.cost_per_hour)
+    assert (round(choice.chosen.cost_per_hour, 6), choice.chosen.set_up.name, choice.chosen.replicas) in sure
+
+
+def test_the_same_seed_gives_the_same_answer(choice: Choice) -> None:
+    again = choice_for(run_of(), "chat.yaml")
+    assert json.dumps(choice_answer.answer(again)) == json.dumps(choice_answer.answer(choice))
+
+
+def test_a_tighter_level_costs_no_less_and_a_dearer_card_is_left(choice: Choice) -> None:
+    tight = choice_for(run_of(TEXT.replace("tpot_s: 0.03", "tpot_s: 0.008")), "f")
+    assert tight.chosen.cost_per_hour >= choice.chosen.cost_per_hour
+    chosen = choice.chosen.set_up.gpu.name
+    dear = choice_for(run_of(), "f", [f"{chosen}=100", *(f"{g}=1" for g in ("H200", "L40S") if g != chosen)])
+    assert dear.chosen.set_up.gpu.name != chosen
+
+
+def test_probability_falls_with_the_load_and_replicas_share_it(choice: Choice) -> None:
+    search, c = choice.search_at(choice.target), choice.chosen
+    assert c.replicas is not None and c.judged is not None
+    twice = choice.search_at(choice.target.times(2.0))
+    shared = twice.third_look(c, 2 * c.replicas)
+    assert shared is not None and shared.probability == pytest.approx(c.judged.probability, abs=0.15)
+    loads = [choice.search_at(choice.target.times(f)).third_look(c, c.replicas) for f in (0.5, 1.0, 1.5)]
+    sure = [j.probability if j else 0.0 for j in loads]
+    assert sure == sorted(sure, reverse=True)
+    assert search.estimated(c, c.replicas).utilization < 1
+    for m, v in c.judged.values.items():
+        assert v["low"] < v["value"] < v["high"] and 0 < c.judged.by_limit[m] <= 1
+
+
+def test_users_and_a_trace_are_loads_too(tmp_path: Path) -> None:
+    users = choice_for(run_of(TEXT.replace("rate_per_s: 20", "users: 48")), "f")
+    assert users.chosen.trial is not None and users.chosen.judged is not None
+    rows = "".join(f"{i * 0.1},{300 + i % 7 * 100},{40 + i % 5 * 20}\n" for i in range(400))
+    (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
+    text = TEXT.replace(
+        '{prompt_tokens: "lognormal:800,600,32,4000", output_tokens: "lognormal:250,200,8,2000"}', "{trace: t.csv}"
+    )
+    replayed = choice_for(run_of(text.replace("rate_per_s: 20", "trace_speed: 2"), tmp_path), "f")
+    assert replayed.target.mean_rate_per_s() == pytest.approx(20, rel=0.02)
+    assert replayed.chosen.judged is not None and replayed.chosen.judged.probability >= 0.8
+
+
+def test_what_may_be_turned(choice: Choice) -> None:
+    run, space = run_of(), params.SearchSpace()
+    cards = {n: catalog.catalog()[n] for n in ("T4", "A100-80GB-SXM", "H200")}
+    plain = run.params.model
+    assert set_ups.precisions(plain, space, run.shape, cards["T4"]) == [(None, "auto")]
+    assert set_ups.precisions(plain, space, run.shape, cards["A100-80GB-SXM"]) == [(None, "auto"), ("fp8", "auto")]
+    assert len(set_ups.precisions(plain, space, run.shape, cards["H200"])) == 4
+    given = plain.model_copy(update={"quantization": "fp8", "kv_cache_dtype": "fp8"})
+    assert set_ups.precisions(given, space, run.shape, cards["H200"]) == [("fp8", "fp8")]
+    assert all(at.data == 1 and not at.expert for at in set_ups.layouts(space, run.shape)), "a dense model's replicas"
+    assert all(c.set_up.engine.prefix_caching for c in choice.candidates), "no prompt repeats"
+    assert sum(choice.dropped.values()) + len(choice.candidates) == choice.searched
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("config: qwen2.5-7b", "config: gemma-2-9b", "no card holds the model and its requests ("),
+        ("tpot_s: 0.03", "tpot_s: 0.0001", "no set-up meets the service level; the nearest is"),
+        ("rate_per_s: 20", "rate_per_s: 900", "no set-up meets the service level"),
+        ("250,200,8,2000", "250,200,8,40000", "exceed qwen2.5-7b's context"),
+        (", target: {rate_per_s: 20, workload: chat}", "", "no target load"),
+        ("ttft_s: 0.5, ttft_percentile: 99, tpot_s: 0.03, ", "", "no service level to meet"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_chosen_is_one_line(old: str, new: str, said: str) -> None:
+    text = TEXT.replace(old, new)
+    if "gemma" in new:
+        text = text.split("choose:")[0] + "choose: {gpus: {T4: 0.5}, max_gpus: 1}\n"
+        text = text.replace("weights: dummy", "weights: dummy, dtype: float16")
+    if not new:
+        text = text.replace(
+            "workloads:\n  chat:",
+            "sweeps:\n  s: {kind: concurrency, workload: chat, concurrency: [1]}\nworkloads:\n  chat:",
+        )
+    with pytest.raises(ServebookError) as found:
+        choice_for(run_of(text), "chat.yaml")
+    line = found.value.line()
+    assert said in line and "\n" not in line and line.startswith("chat.yaml")
+
+
+def test_the_nearest_says_by_how_much(tmp_path: Path) -> None:
+    with pytest.raises(ServebookError) as found:
+        choice_for(run_of(TEXT.replace("tpot_s: 0.03", "tpot_s: 0.001")), "chat.yaml")
+    assert "TPOT p90" in found.value.line() and "of 0.001 s" in found.value.line()
+
+
+def test_a_missing_price_and_no_cards_are_one_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["choose", str(file), "--gpu", "RTX-4090"]) == 1
+    assert "no price is known for RTX-4090. Write --gpu RTX-4090=PRICE per hour" in capsys.readouterr().err
+    assert main(["choose", str(file), "--max-gpus", "0"]) == 1
+    assert "0 GPUs serve nothing" in capsys.readouterr().err
+    assert main(["choose", str(file), "--gpu", "H2000=1"]) == 1
+    assert "unknown GPU 'H2000'" in capsys.readouterr().err
+
+
+# --- what is done with it --------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_answers_writes_and_renders(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, into = tmp_path / "choice.html", tmp_path / "runs"
+    assert main(["choose", str(file), "--json", "--html", str(page), "--write-params", str(into)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    chosen = found["chosen"]
+    assert chosen["probability"] >= 0.8 and chosen["cost_per_hour"] == pytest.approx(
+        chosen["replicas"] * chosen["gpus"] * chosen["price_per_gpu_hour"]
+    )
+    tokens = chosen["output_tok_per_s"] * 3600 / 1e6
+    assert chosen["cost_per_million_output_tokens"] == pytest.approx(chosen["cost_per_hour"] / tokens)
+    assert chosen["room"] >= 1 and chosen["binds"]["by"] in ("bandwidth", "compute", "host", "link", "KV")
+    assert sum(chosen["binds"]["shares"].values()) == pytest.approx(1, abs=0.05)
+    assert all(r["wins_if"] for r in found["rivals"]) and len(found["rivals"]) >= 2
+    html = page.read_text()
+    assert chosen["name"] in html and found["serve"] in html and "<script" not in html
+    written = [Path(p) for p in found["written"]]
+    assert all(p.is_file() for p in written)
+    engines = {e for p in written if not p.name.startswith("router") for e in params.load(p).engines}
+    assert engines == {"choice", "rival-1", "rival-2"}
+
+
+def test_the_answer_is_readable(choice: Choice, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["choose", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert choice.chosen.set_up.name in text and "headroom" in text and "bound by" in text and "vllm serve" in text
+    assert "wins with" in text and "searched" in text
+
+
+def test_a_written_run_measures_one_replicas_share(choice: Choice, tmp_path: Path) -> None:
+    search, c = choice.search_at(choice.target), choice.chosen
+    many = Choice(**{**choice.__dict__, "chosen": choices.Candidate(**{**c.__dict__, "replicas": 2})})
+    assert search.most_replicas(c) >= 2
+    files = {p.name: p for p in choice_files.write_params(many, Path(), tmp_path)}
+    run = params.load(files["chat-choice.yaml"])
+    sweep = run.sweeps["target-choice"]
+    assert sweep.rates_per_s == [10.0] and sweep.engines == ["choice"]  # type: ignore[union-attr]
+    engine = run.engines["choice"]
+    assert serve_flags(run.model, engine) == serve_flags(c.set_up.model(choice.workshop.params.model), c.set_up.engine)  # type: ignore[arg-type]
+    assert run.load.max_seconds * 10.0 > run.load.min_requests, "time for the requests that a percentile needs"
+    assert run.hardware.price_per_hour == pytest.approx(c.set_up.card.price_per_hour * c.set_up.gpus)
+    stack = yaml.safe_load(files["router-production-stack.yaml"].read_text())["servingEngineSpec"]["modelSpec"][0]
+    assert stack["replicaCount"] == 2 and stack["modelURL"] == "Qwen/Qwen2.5-7B-Instruct"
+    assert str(c.set_up.engine.max_num_batched_tokens) in stack["vllmConfig"]["extraArgs"]
+    ray = yaml.safe_load(files["router-ray-serve.yaml"].read_text())["applications"][0]["args"]["llm_configs"][0]
+    assert ray["deployment_config"] == {"num_replicas": 2}
+    assert ray["engine_kwargs"]["max_num_seqs"] == c.set_up.engine.max_num_seqs
+
+
+def test_the_command_serves_the_model_itself(choice: Choice) -> None:
+    line = choice_files.serve_command(choice, choice.chosen.set_up)
+    assert line.startswith("vllm serve Qwen/Qwen2.5-7B-Instruct ") and "dummy" not in line
+    assert f"--max-num-seqs {choice.chosen.set_up.engine.max_num_seqs}" in line
+
+
+def measured_run(choice: Choice, folder: Path, **seconds: float) -> Path:
+    """A run folder of what --write-params wrote, as if every request had taken just so long."""
+    written = choice_files.write_params(choice, Path(), folder / "params")
+    run_params = params.load(written[0])
+    run_dir = folder / run_params.run
+    run_dir.mkdir()
+    (run_dir / "params.yaml").write_text(params.dump(run_params))
+    for engine in run_params.engines:
+        spec = run_params.sweep_points(f"target-{engine}", engine)[0]
+        point = {
+            "sweep": spec.sweep, "engine": engine, "point": spec.point, "kind": spec.kind, "verdict": "valid",
+            "rate_per_s": spec.rate_per_s, "prompt_tokens": spec.prompt_tokens, "output_tokens": spec.output_tokens,
+            "requests": 200, "reasons": [],
+        }  # fmt: skip
+        path = results.point_path(run_dir, spec.sweep, engine, spec.point)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(point))
+        writer = results.RowWriter(results.rows_path(run_dir, spec.sweep, engine, spec.point))
+        for i in range(200):
+            row = dict.fromkeys(results.ROW_KEYS) | {"i": i, "phase": "measured", "ok": True, "turn": 0}
+            spread = 0.98 + 0.04 * (i % 11) / 10
+            writer.write(row | {m: v * spread for m, v in seconds.items()})
+        writer.close()
+    return run_dir
+
+
+def test_a_measured_choice_stands_or_does_not(choice: Choice, tmp_path: Path) -> None:
+    assert choice.chosen.judged is not None
+    as_predicted = {m: v["value"] for m, v in choice.chosen.judged.values.items()}
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    good = choice_measured.check(choice, [measured_run(choice, tmp_path / "a", **as_predicted)])
+    assert good["stands"] is True and "the choice stands" in good["lines"][-1]
+    assert any("inside" in line for line in good["lines"]) and not any("contradicted" in line for line in good["lines"])
+    slow = {m: 3 * limit for m, (limit, _) in choice.limits.items()}
+    bad = choice_measured.check(choice, [measured_run(choice, tmp_path / "b", **slow)])
+    assert bad["stands"] is False and "does not stand" in bad["lines"][-1]
+    sure = choice.chosen.judged.probability
+    assert any("contradicted" in line for line in bad["lines"]) == (sure > 0.95)
+
+
+def test_a_run_without_the_target_load_is_one_line(choice: Choice, tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text(TEXT.split("choose:")[0])
+    with pytest.raises(ServebookError, match="no point of the target load was measured there"):
+        choice_measured.check(choice, [tmp_path])
+
+
+def test_the_front_is_what_nothing_beats(choice: Choice) -> None:
+    rows = [
+        {"name": n, "user_tok_per_s": x, "tok_per_s_per_gpu": y} for n, x, y in
+        (("a", 10, 100), ("b", 20, 50), ("c", 15, 40), ("d", 20, 60), ("e", None, 1))
+    ]  # fmt: skip
+    assert [r["name"] for r in charts.choice.front(rows)] == ["a", "d"]
+    found = choice_answer.answer(choice)
+    figure = charts.choice_front(found["set_ups"], found["chosen"], [])
+    assert choice.chosen.set_up.name in charts.text_of(figure).takeaway
