@@ -9,6 +9,8 @@ import os
 import shlex
 import signal
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -209,10 +211,28 @@ def _plan(options: argparse.Namespace) -> int:
 
     book = Book.open(options.params)
     plan = planning.plan(
-        book.params, book.shape, book.gpu, budget_minutes=options.budget_minutes, budget_cost=options.budget_cost
+        book.params,
+        book.shape,
+        book.gpu,
+        budget_minutes=options.budget_minutes,
+        budget_cost=options.budget_cost,
+        on_point=_predicting(),
     )
     print(json.dumps(plan, indent=1) if options.json else planning.plan_text(plan))
     return 0
+
+
+def _predicting() -> Callable[[int, int], None]:
+    """Says every few seconds how far the predictions are, where they take long."""
+    said = time.monotonic()
+
+    def say(done: int, of: int) -> None:
+        nonlocal said
+        if time.monotonic() - said > 3.0:
+            said = time.monotonic()
+            _say(f"predicted {done} of {of} points")
+
+    return say
 
 
 def _preflight(options: argparse.Namespace) -> int:

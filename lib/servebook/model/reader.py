@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import functools
 import json
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from .tree import tree_of
 __all__ = ["ModelShape", "from_config", "load_shape", "materialize", "model_name", "packaged", "read_config"]
 
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+HUB_S = 10.0  # that the Hub is waited for
 PACKAGED = Path(__file__).parent / "configs"
 # Hub ids whose config.json is packaged: their shape is the same at every revision
 SHIPPED = {
@@ -115,14 +120,41 @@ def _from_hub(hub: str, revision: str | None) -> Path:
     from huggingface_hub import hf_hub_download
 
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # its retries are not the user's to read
+    fetch = functools.partial(hf_hub_download, hub, "config.json", revision=revision)
     try:
-        return Path(hf_hub_download(hub, "config.json", revision=revision))
+        return Path(_within(HUB_S, fetch))
     except Exception as e:  # huggingface_hub raises dozens of kinds: connection, gated, not found, offline, bad id
+        with contextlib.suppress(Exception):
+            if isinstance(e, TimeoutError | OSError):  # not reached: what was fetched before is good
+                return Path(fetch(local_files_only=True))
+        reason = f"no answer within {HUB_S:g} s" if isinstance(e, TimeoutError) else type(e).__name__
         raise ServebookError(
-            f"its config.json could not be fetched from the Hub ({type(e).__name__})",
+            f"its config.json could not be fetched from the Hub ({reason})",
             hub,
             "Check the id, the connection and HF_TOKEN, or give model.path or model.config",
         ) from None
+
+
+def _within(seconds: float, work: Callable[[], Any]) -> Any:
+    """What `work` returns or raises; TimeoutError where it takes longer: it is left to itself, for a client that
+    retries for half a minute offline has no shorter way."""
+    came: list[Any] = []
+
+    def run() -> None:
+        try:
+            came.append((work(), None))
+        except BaseException as error:
+            came.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not came:
+        raise TimeoutError
+    value, error = came[0]
+    if error is not None:
+        raise error
+    return value
 
 
 def local_folder(path: str, base: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from ..common.errors import ServebookError
@@ -39,6 +40,7 @@ def plan(
     calibration: Any = None,
     budget_minutes: float | None = None,
     budget_cost: float | None = None,
+    on_point: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Every point with its predicted seconds (warm-up included) and cost, engine starts, the total, and for a budget
     the points to drop: those that take the most seconds, first such that each sweep keeps its first point, then those
@@ -52,7 +54,7 @@ def plan(
     """
     price = params.hardware.price_per_hour
     _check_budgets(budget_minutes, budget_cost, price)
-    prediction = predict_run(params, shape, gpu, facts=facts, calibration=calibration, n_samples=2)
+    prediction = predict_run(params, shape, gpu, facts=facts, calibration=calibration, n_samples=2, on_point=on_point)
     rows = _rows(params, shape, gpu, prediction)
     total = sum(r["wall_s"] for r in rows)
     budgets = [60 * budget_minutes] if budget_minutes is not None else []

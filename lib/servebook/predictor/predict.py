@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypedDict
 
@@ -274,11 +274,13 @@ def predict_run(
     engines: Sequence[str] | None = None,
     capacity_per_s: Mapping[str, float] | None = None,
     n_samples: int = SAMPLES,
+    on_point: Callable[[int, int], None] | None = None,
 ) -> Prediction:
     """Predict every point of the run, for all engines or those named.
 
     facts: {engine: what it said of itself}. calibration: measured C = 1 points, which each engine learns from.
-    capacity_per_s: capacities that are final already, by "sweep/engine". Returns
+    capacity_per_s: capacities that are final already, by "sweep/engine". on_point hears how many of an engine's points
+    are predicted, and of how many. Returns
     {"points": [...], "constants": {engine: ...}, "capacity_per_s": {"sweep/engine": requests/s that shares are of},
     "servers": {engine: limits}, "inputs": what all of it follows from}.
     """
@@ -300,7 +302,9 @@ def predict_run(
                     out["capacity_per_s"][f"{sweep}/{name}"] = capacity
             specs += params.sweep_points(sweep, name, capacity)
         sent: dict[str, int] = {}  # of each set of prompts, so far
-        for spec in specs:
+        for done, spec in enumerate(specs):
+            if on_point is not None:
+                on_point(done, len(specs))
             out["points"].append(point := f.point(spec, cached_prompts=_still_cached(f.server, spec, sent)))
             if isinstance(spec, RepeatedPoint) and point["fits"]:
                 ended = point["wall_s"] * point["metrics"]["request_rate_per_s"]["value"]

@@ -17,6 +17,7 @@ from ..config.engines import OpenAIEngine
 from ..config.points import PointSpec
 from ..load.probe import Busy
 from ..run_folder import results
+from ..run_folder.lock_and_signals import single_sweep
 from ..run_folder.sessions import LOST, MEASURING
 from . import live
 from .working_run import WorkingRun
@@ -29,7 +30,11 @@ def measure(book: WorkingRun, sweep: str, engine: str, *, progress: bool = True)
     """Measure what is missing of one sweep on one engine; starts the engine only if something is."""
     todo = book.point_status.todo(book.specs(engine, sweep))
     if todo:
-        with live.watching(book, todo), contextlib.ExitStack() as running:
+        with (
+            single_sweep(book.dir, sweep, engine),
+            live.watching(book, todo),
+            contextlib.ExitStack() as running,
+        ):
             running.callback(results.write_points_csv, book.dir)  # an interruption's points too
             _Measuring(book, engine, running, progress).run(todo)
 

@@ -31,6 +31,22 @@ def single_run(run_dir: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def single_sweep(run_dir: Path, sweep: str, engine: str) -> Iterator[None]:
+    """Hold a sweep on an engine while it is measured: two notebooks by hand would load the server both, and take each
+    other's rows for an earlier attempt's. Raises ServebookError where another one measures it."""
+    path = run_dir / "requests" / f".{sweep}.{engine}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ServebookError(
+                f"another notebook or run measures it on {engine} at this moment", f"sweep {sweep}", "Wait for it"
+            ) from None
+        yield
+
+
+@contextlib.contextmanager
 def not_running(run_dir: Path) -> Iterator[None]:
     """Read the run's folder while no run writes there. Raises ServebookError where one does. Writes nothing."""
     try:
