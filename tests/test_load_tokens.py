@@ -155,6 +155,17 @@ def test_a_stream_in_one_read_or_in_splinters_has_the_same_tokens(name: str) -> 
         assert (s.events, s.tokens, s.first_tokens) == (len(times), tokens, first)
 
 
+@pytest.mark.parametrize(("asked", "tokens"), [("one two three", 2), ("another prompt altogether", 3)])
+def test_a_prompt_that_comes_back_as_the_first_event_is_no_token(asked: str, tokens: int) -> None:
+    s = TokenStream()
+    s.asked = json.dumps({"messages": [{"role": "user", "content": asked}]}).encode()
+    reads = [chat({"role": "assistant"}), chat({"content": "user: one two three"}), chat(SAYS), chat(SAYS)]
+    for at, data in enumerate([*reads, chat({}, "length", **used(2))]):
+        s.feed(data, float(at))
+    s.finish()
+    assert s.events == tokens and (s.times[0], s.first_tokens) == ((2.0, 1) if tokens == 2 else (1.0, None))
+
+
 def test_hidden_reasoning_is_told() -> None:
     assert read(DIALECTS["reasoning that is not streamed"][0]).hidden_tokens == 6
     assert read(DIALECTS["reasoning that is streamed"][0]).hidden_tokens == 0

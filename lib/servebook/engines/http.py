@@ -34,12 +34,12 @@ def http_status(url: str, json_body: Any, *, timeout_s: float, key: str | None =
 
 
 def answers(url: str, key: str | None = None) -> int | None:
-    """The status of an answer to /v1/models, None where there is none or the server is not well.
+    """The status of an answer to /v1/models, None where there is none, or a gateway's for a server that is not there.
 
-    A page that a server does not have, or a list without a model, is an answer too.
+    A page that a server does not have, or that fails (transformers serve without a Hub cache), is an answer too.
     """
     status = http_status(f"{url}/v1/models", None, timeout_s=5.0, key=key)
-    return status if status is not None and status < 500 else None
+    return None if status in (502, 503, 504) else status
 
 
 def healthy(url: str, *, timeout_s: float) -> bool:

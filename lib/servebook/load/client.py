@@ -197,7 +197,7 @@ class Client:
         limit.reschedule(asyncio.get_running_loop().time() + self._body_end_s)
 
     async def _exchange(self, session: aiohttp.ClientSession, body: bytes, reply: Reply) -> None:
-        feed = reply.stream.feed
+        feed, reply.stream.asked = reply.stream.feed, body
         reused.set(False)
         reply.sent = now()
         async with session.post(self.endpoint, data=body, allow_redirects=False) as response:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from .tokens import AT_LEAST_ONE, Event, Usage, choice_of, has_reasoning, tokens_in, trailing
+from .tokens import AT_LEAST_ONE, Event, Usage, choice_of, echoes, has_reasoning, tokens_in, trailing
 
 __all__ = ["AT_LEAST_ONE", "TokenStream", "error_message", "tokens_in"]
 
@@ -34,11 +34,11 @@ class TokenStream:
     reasoning that was not streamed; `error` is the server's message if it sent one, `error_status` the HTTP status in
     it, `fault` why the answer cannot be read; `ended` says that the server marked the end, `stopped` that it ended the
     answer before its length, `over` that nothing counts any more; `heard` is when the last read that counts came.
-    keep: the answer itself is wanted afterwards. on_over is called at [DONE].
+    keep: the answer itself is wanted afterwards. on_over is called at [DONE]. asked: the request's body.
     """
 
     __slots__ = (
-        "_cr", "_lead", "_odd", "_opening", "_recent", "_started", "_tail", "cached_tokens", "counts", "ended", "error",
+        "_cr", "_lead", "_odd", "_opening", "_recent", "_started", "_tail", "asked", "cached_tokens", "counts", "ended", "error",
         "error_status", "fault", "first_tokens", "heard", "hidden_tokens", "on_over", "over", "prompt_tokens",
         "stopped", "times", "tokens",
     )  # fmt: skip
@@ -56,6 +56,7 @@ class TokenStream:
         self.error_status: int | None = None
         self.ended = self.stopped = self.over = False
         self.on_over: Callable[[], None] | None = None
+        self.asked = b""
         self.heard = 0.0
         self._started = self._cr = False
         self._opening: Event | None = None  # the first event with a token
@@ -151,8 +152,10 @@ class TokenStream:
         elif not self.error and not self.times:
             self.fault = self.fault or _no_stream(self._odd + self._tail)
         self._claim_lead()
+        if self.events == (self.tokens or 0) + 1 > 1 and echoes(self._opening or {}, self.asked):
+            self._drop_first()
         self._settle_first(usage.reasoning_tokens or 0)
-        self._opening = None
+        self._opening, self.asked = None, b""
         if self._recent.maxlen is not None:  # only a kept stream is asked what it said
             self._recent.clear()
 
@@ -199,6 +202,12 @@ class TokenStream:
                 return
             events -= self.counts.pop()
             self.times.pop()
+
+    def _drop_first(self) -> None:
+        self.counts[0] -= 1
+        if not self.counts[0]:
+            del self.counts[0], self.times[0]
+        self.first_tokens = None
 
     def _claim_lead(self) -> None:
         """Leading events of empty text were tokens if usage counts exactly them beside the rest."""

@@ -9,7 +9,9 @@ An event is evidence of tokens by the first of these that it has; no server has 
 4. Empty text is a token whose bytes are not a whole character yet on one server, and a greeting or a farewell on
    another. Usage decides when the stream is over: such an event is a token exactly where the events then add up to
    `completion_tokens`.
-5. An event without a choice (usage, a ping, a price), or with a role and no text, is never a token.
+5. A first text that repeats the end of the prompt is no token where the events are then as many as the tokens
+   (transformers serve's chat).
+6. An event without a choice (usage, a ping, a price), or with a role and no text, is never a token.
 
 The last token is the last event that is a token by this, whatever follows it: a finish without text, usage beside
 an empty choice, a second finish. The number of tokens is the largest `completion_tokens` of the last events: it grows,
@@ -21,6 +23,7 @@ to that event, so that the time between the others is divided by the tokens that
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -99,6 +102,14 @@ def has_reasoning(event: Event) -> bool:
     """Whether an event carries reasoning, so that it is streamed."""
     delta = _dict((choice_of(event) or {}).get("delta"))
     return any(delta.get(key) for key in _REASONING)
+
+
+def echoes(event: Event, asked: bytes) -> bool:
+    """Whether a first event's text is the end of what was asked; asked: the request's body."""
+    choice = choice_of(event) or {}
+    said = choice.get("text") or _dict(choice.get("delta")).get("content")
+    end = said.strip()[-8:] if isinstance(said, str) else ""
+    return len(end) > 1 and json.dumps(end)[1:-1].encode() in asked
 
 
 def listed_tokens(choice: Event) -> int | None:
