@@ -117,6 +117,18 @@ def test_a_field_that_breaks_the_server_is_left_out() -> None:
     assert point.requests == 8 and point.request_fields == "stream_options.include_usage"
 
 
+def test_ids_that_are_refused_by_500_are_refused() -> None:
+    async def post(x: Exchange) -> None:
+        if isinstance(x.body["prompt"], str):
+            return await x.stream()
+        x.whole("500 Internal Server Error", {"error": {"message": "3 validation errors: 'string_type'"}})
+
+    with RawServer(post).running() as server:
+        with pytest.raises(ServebookError, match=r"validation errors.*--text"):
+            measure(server)
+        assert measure(server, text=True).requests == 8
+
+
 def test_a_server_that_fails_at_everything_is_measured_as_it_is() -> None:
     async def post(x: Exchange) -> None:
         x.whole("500 Internal Server Error", {"error": "no GPU"})

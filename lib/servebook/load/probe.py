@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from .client import Client, Reply
 BUSY = (429, 503)
 _NOT_ABOUT_A_FIELD = (401, 403, 404, 405)
 _REDIRECTS = (301, 302, 307, 308)
+_INVALID = re.compile(r"validation error|invalid (?:request|type|value)", re.IGNORECASE)
 PATIENCE_S = 60.0  # that a busy server is waited for
 
 # What else to ask for, richest first. ignore_eos keeps the length fixed; continuous usage tells how many tokens the
@@ -116,12 +118,12 @@ def _refuses(reply: Reply) -> bool:
     """Whether the server will not have a request of this form."""
     if reply.status == 200:
         return bool(reply.stream.error) or bool(reply.stream.fault and not reply.stream.ended)
-    return reply.status is not None and 300 <= reply.status < 500
+    return reply.status is not None and reply.status >= 300 and not _fails(reply)
 
 
 def _fails(reply: Reply) -> bool:
-    """Whether the server fails at it, or the connection does."""
-    return reply.status is None or reply.status >= 500
+    """Whether the server fails at it, or the connection does. llama-cpp-python refuses by 500, and says what it is."""
+    return reply.status is None or (reply.status >= 500 and not _INVALID.search(reply.error or ""))
 
 
 async def find_dialect(

@@ -241,7 +241,8 @@ class _Shape:
         self.prompts += int((told >= 0).sum())
         self.prompt_tokens += int(told.clip(0).sum())
         self.prompts_off += int(((told >= 0) & (asked != 0) & (told != asked)).sum())
-        self.outputs_off += int((r["tokens"] != r["output_tokens_asked"]).sum())
+        # how long an answer without usage was is not known
+        self.outputs_off += int(((r["tokens"] != r["output_tokens_asked"]) & (r["counted"] == 0)).sum())
 
     def figures(self) -> dict[str, Any]:
         return {
