@@ -11,6 +11,7 @@ from .style import FigureText, text_of
 from .svg import html_figure, save, show, standalone_svg
 from .sweeps import arrival_rate, latencies, output_rate, prefix_cache, prompt_length, throughput
 from .tradeoffs import frontier, latency_throughput
+from .traffic import over_time, percentiles
 
 __all__ = [
     "FigureText",
@@ -24,7 +25,9 @@ __all__ = [
     "latencies",
     "latency_throughput",
     "output_rate",
+    "over_time",
     "packed_step",
+    "percentiles",
     "predicted_vs_measured",
     "prefix_cache",
     "prompt_length",

@@ -59,7 +59,7 @@ class Data:
         rows = self.predicted[(self.predicted["engine"] == engine) & (self.predicted["metric"] == metric)]
         return rows.dropna(subset=[x, "predicted"]).sort_values(x)
 
-    def told_by_others(self, engine: str, metric: str, x: str) -> pd.DataFrame:
+    def notebook_name_others(self, engine: str, metric: str, x: str) -> pd.DataFrame:
         """Somebody else's predictions, as far as points of this sweep go."""
         if self.others is None or x not in self.others:
             return pd.DataFrame()
@@ -126,7 +126,7 @@ def draw(ax: Axes, below: Axes | None, data: Data, metric: ChartMetric, x: str) 
                 ax.fill_between(
                     band[x], band["low"], band["high"], color=look.colour, alpha=0.13, linewidth=0, zorder=1
                 )
-        theirs = data.told_by_others(engine, metric.name, x)
+        theirs = data.notebook_name_others(engine, metric.name, x)
         if len(theirs):
             ax.plot(theirs[x], theirs["predicted"], color=look.colour, linestyle=(0, (1, 2)), linewidth=1.4, zorder=2)
         if len(seen):

@@ -34,6 +34,11 @@ class SweepKind(Strict):
         capacity_per_s: the engine's predicted request rate at saturation, None where it is not known yet."""
         raise NotImplementedError
 
+    @property
+    def notebook_name(self) -> str:
+        """The notebook that tells this sweep: its kind's, or of a workload the one about traffic."""
+        return self.notebook
+
     def lengths(self) -> list[tuple[int, int]]:
         """The (prompt, output) tokens of its requests, each pair once, in order; of a workload their means."""
         given: Any = self
@@ -59,6 +64,10 @@ class LoadKind(SweepKind):
         if (self.workload is None) != all(lengths) or (self.workload is not None and any(lengths)):
             raise unfit("give either a workload or both prompt_tokens and output_tokens", "Keep one of the two")
         return self
+
+    @property
+    def notebook_name(self) -> str:
+        return "06_traffic" if self.workload is not None else self.notebook
 
     def with_workloads(self, workloads: Mapping[str, Workload]) -> None:
         """Take the workload that is named from the run's. Raises KeyError where there is none."""

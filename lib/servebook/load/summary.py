@@ -10,7 +10,8 @@
 - decode_tok_per_s: running / mean TPOT for a batching engine (see running_of), no less than decode_wall_tok_per_s;
   1 / mean TPOT for one that does not batch. It asks what decoding does while it decodes; decode_wall_tok_per_s is
   what came out.
-- in_flight_mean: time average of requests sent and not ended. little_l = request rate * mean E2E.
+- in_flight_mean: time average of requests sent and not ended. little_l = request rate * mean time from
+  sending to the last token.
 - goodput_per_s: requests that met every given SLO, per second; failures never do.
 """
 
@@ -58,7 +59,7 @@ def summarize(tracker: PointProgress, slo: Slo, *, batching: bool, scraper: metr
         waiting = waiting_of(server["server_queue_mean_s"], rate, server["server_waiting_mean"])
         running = running_of(in_flight, flow.decoding_mean, account.running_peak, waiting)
     decode = running / tpot if tpot else None
-    little = rate * e2e if e2e is not None else None
+    little = rate * times.in_flight_s if e2e is not None else None  # what waits at the client is not in flight
     rate_interval = stats.mean_interval(flow.slices)
     out |= {
         "seconds": seconds,
@@ -154,14 +155,20 @@ class _Latencies:
 
     def __init__(self, per_round: int) -> None:
         self._per_round = per_round
-        self._ttft, self._tpot, self._e2e = Column(), Column(), Column()
+        self._ttft, self._tpot, self._e2e, self._held = Column(), Column(), Column(), Column()
         self._gaps = stats.Histogram()
 
     def add(self, chunk: Chunk) -> None:
         good = chunk.good
         for column, values in ((self._ttft, chunk.ttft_s), (self._tpot, chunk.tpot_s), (self._e2e, chunk.e2e_s)):
             column.add(values[good])
+        self._held.add((chunk.requests["last"] - chunk.requests["sent"])[good])
         self._gaps.add(chunk.gaps_s(good))
+
+    @property
+    def in_flight_s(self) -> float:
+        """Mean from sending to the last token."""
+        return float(self._held.values.mean())
 
     @property
     def slowest(self) -> float:

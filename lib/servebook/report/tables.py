@@ -28,6 +28,7 @@ from .prediction_tables import (
     step_table,
 )
 from .sweep_tables import cost, facts_table, missing, points_table, prefix_cache, stopped
+from .traffic_tables import percentile_table, requests_table
 from .verdict_tables import misses_prose, peers, score_summary, verdict_table
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "missing",
     "notes_box",
     "peers",
+    "percentile_table",
     "place",
     "points_table",
     "pool_check",
@@ -72,6 +74,7 @@ __all__ = [
     "queue",
     "references",
     "reproducibility_box",
+    "requests_table",
     "rows_table",
     "saturation_table",
     "score_summary",

@@ -64,7 +64,7 @@ class RunOutcome:
 def notebook_of(params: RunParams, sweep: str) -> str:
     """The notebook that tells a sweep: the one named after it, else its kind's."""
     named = sorted(NOTEBOOKS.glob(f"*_{sweep}.ipynb"))
-    return named[0].stem if named else params.sweeps[sweep].notebook
+    return named[0].stem if named else params.sweeps[sweep].notebook_name
 
 
 def steps(params: RunParams, params_path: str) -> list[NotebookStep]:

@@ -1,0 +1,45 @@
+"""Predicted distributions against measured ones: mean, p50, p90, p99 of the three latencies, and prefix-cache hits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+from ..common.predicted_point import PredictedPoint, PredictedValue
+
+STATISTICS = ("mean", "p50", "p90", "p99")
+LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "end to end"}
+COLUMNS = [
+    "engine", "point", "latency", "statistic", "predicted", "low", "high", "measured", "error_share", "inside",
+]  # fmt: skip
+
+
+def scores(points: pd.DataFrame, predicted: Iterable[PredictedPoint], sweep: str) -> pd.DataFrame:
+    """One row per point, latency and statistic of a sweep that was both predicted and measured; of points whose prompts
+    repeat, hit_share as well (statistic "share"). Columns: COLUMNS; seconds, but for hit_share."""
+    rows = []
+    said = {(p["engine"], p["point"]): p for p in predicted if p["sweep"] == sweep and p.get("fits", True)}
+    for m in points[points["sweep"] == sweep].to_dict("records") if len(points) else []:
+        p = said.get((m["engine"], m["point"]))
+        if p is None or m.get("verdict") == "invalid":
+            continue
+        for latency in LATENCIES:
+            spans: dict[str, PredictedValue] = dict(p.get("percentiles", {}).get(latency, {}))
+            if (mean := p["metrics"].get(latency)) is not None:  # type: ignore[call-overload]
+                spans["mean"] = mean
+            for statistic in STATISTICS:
+                seen, span = m.get(f"{latency.removesuffix('_s')}_{statistic}_s"), spans.get(statistic)
+                if span is None or seen is None or not seen > 0:
+                    continue
+                low, high = span["low"], span["high"]
+                inside = None if low is None or high is None else low <= seen <= high
+                rows.append(
+                    [m["engine"], m["point"], latency, statistic, span["value"], low, high, seen,
+                     span["value"] / seen - 1, inside]
+                )  # fmt: skip
+        hits, seen = p.get("hit_share"), m.get("cache_hit_share")
+        if hits is not None and seen is not None and seen == seen:
+            error = hits / seen - 1 if seen else None
+            rows.append([m["engine"], m["point"], "hit_share", "share", hits, None, None, seen, error, None])
+    return pd.DataFrame(rows, columns=pd.Index(COLUMNS))
