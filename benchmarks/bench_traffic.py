@@ -113,9 +113,8 @@ def speed(counts: list[int]) -> None:
     for count in counts:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             seconds, peak, before = pool.apply(large, (count,))
-        print(
-            f"{count:,} requests of a trace simulated in {seconds:.1f} s of a core, peak {peak:.0f} MB ({before:.0f} MB before)"
-        )
+        took = f"{seconds:.1f} s of a core, peak {peak:.0f} MB (before {before:.0f})"
+        print(f"{count:,} requests of a trace simulated: {took}")
 
 
 def replay() -> None:

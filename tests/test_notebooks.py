@@ -23,9 +23,9 @@ def code(book):
 
 
 def test_there_is_one_notebook_a_stage():
-    assert [p.stem for p in NOTEBOOKS][:10] == [
+    assert [p.stem for p in NOTEBOOKS][:11] == [
         "00_preflight", "01_prediction", "02_serving", "03_short_prompts", "04_long_prompts", "05_prompt_length",
-        "06_arrival_rate", "06_prefix_cache", "07_analysis", "08_post",
+        "06_arrival_rate", "06_prefix_cache", "06_traffic", "07_analysis", "08_post",
     ]  # fmt: skip
 
 

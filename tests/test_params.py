@@ -19,7 +19,7 @@ DEMO = (ROOT / "params/demo.yaml").read_text()
 def test_shipped_files_are_valid_and_survive_a_round_trip(path):
     run = params.load(path)
     assert run.run == path.stem
-    assert params.loads(params.dump(run)) == run
+    assert params.loads(params.dump(run), base=path.parent) == run
 
 
 @pytest.mark.parametrize(
