@@ -139,7 +139,9 @@ def test_points_that_the_parameters_dropped_are_left_out_until_they_are_back(tmp
     assert points(book) == sorted(set(there) - {there[1]}) and book.stopped() == []
     assert book.left_out() == "1 stored point is of other parameters and left out"
     predicted = [p for e in book.predictions()["frozen"] for p in e["points"] if p["sweep"] == "prompt_length"]
-    assert {p["point"] for p in predicted} == {"p00064"} and len(book._ink()["frozen"][0]["points"]) > len(predicted)
+    assert {p["point"] for p in predicted} == {"p00064"} and len(book._all_predictions()["frozen"][0]["points"]) > len(
+        predicted
+    )
     assert [f.name for f in (book.dir / "requests/prompt_length/vllm").iterdir() if f.name.endswith(".json")] == [
         "p00064.json"
     ], "nothing else that reads the folder sees it either"

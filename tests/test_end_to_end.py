@@ -117,7 +117,7 @@ def test_the_report_is_one_file_with_every_chapter_and_no_request(finished):
     assert "<script" not in page
     for title in (
         "Preflight",
-        "Prediction, in ink",
+        "The frozen prediction",
         "Serving",
         "Concurrency, short prompts",
         "Concurrency, long prompts",

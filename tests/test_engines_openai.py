@@ -13,6 +13,7 @@ import yaml
 from servebook import engines
 from servebook.common.errors import ServebookError
 from servebook.config import params
+from servebook.config.params import RunParams
 from servebook.engines import facts, process
 from servebook.engines.ports import free_port
 from servebook.hardware import catalog as hardware
@@ -20,6 +21,11 @@ from servebook.model import reader as model
 from servebook.predictor import plan, predict
 from servebook.run.book import Book
 from test_engines_process import DOUBLE, double, gone
+
+
+def running(run: RunParams, name: str, run_dir: Path) -> engines.RunningEngine:
+    """The engine that runs for this folder, else a new one."""
+    return engines.join(run_dir, name) or engines.start(run, name, run_dir, base=run_dir)
 
 
 def run_params(**engine: object) -> params.RunParams:
@@ -34,7 +40,7 @@ def run_params(**engine: object) -> params.RunParams:
 
 def test_found_asked_and_left_running(tmp_path: Path) -> None:
     with process.launch("e", double(), tmp_path / "theirs") as server:
-        with engines.ensure(run_params(url=f"{server.url}/v1/"), "far", tmp_path, tmp_path) as far:
+        with running(run_params(url=f"{server.url}/v1/"), "far", tmp_path) as far:
             assert (far.url, far.model, far.owned, far.pid) == (server.url, "m", False, None)
             assert (
                 far.facts["version"] == "9.9"
@@ -83,11 +89,11 @@ COMMAND = [sys.executable, DOUBLE, "--port", "{port}", "--model", "{name}"]
 
 def test_started_by_its_command_joined_and_ended(tmp_path: Path) -> None:
     run = run_params(command=COMMAND, env={"MARK": "1"})
-    with engines.ensure(run, "far", tmp_path, tmp_path) as far:
+    with running(run, "far", tmp_path) as far:
         assert far.owned and far.model == "tiny-qwen2" and far.kind == "openai" and far.alive()
         assert far.facts["version"] == "9.9" and far.facts["max_model_len"] == 4096 and far.facts["flags"] == COMMAND
         assert far.facts["kv_cache_tokens"] is None and far.facts["startup_s"] > 0
-        with engines.ensure(run, "far", tmp_path, tmp_path) as again:
+        with running(run, "far", tmp_path) as again:
             assert not again.owned and again.url == far.url
         assert far.alive()
     assert gone(far.pid or 0) and (tmp_path / "engines/far.log").exists()
@@ -95,7 +101,7 @@ def test_started_by_its_command_joined_and_ended(tmp_path: Path) -> None:
 
 def test_a_server_may_name_its_model_itself_and_have_no_health_page(tmp_path: Path) -> None:
     run = run_params(command=[*COMMAND[:-1], "its-own", "--no-health"])
-    with engines.ensure(run, "far", tmp_path, tmp_path) as far:
+    with running(run, "far", tmp_path) as far:
         assert far.model == far.facts["model"] == "its-own"
 
 

@@ -14,10 +14,16 @@ import pytest
 from servebook import engines
 from servebook.common.errors import ServebookError
 from servebook.config import params
+from servebook.config.params import RunParams
 from servebook.engines import vllm
 from test_engines_process import gone
 
 MODEL: dict[str, Any] = {"config": "tiny-qwen2", "weights": "dummy"}
+
+
+def running(run: RunParams, name: str, run_dir: Path) -> engines.RunningEngine:
+    """The engine that runs for this folder, else a new one."""
+    return engines.join(run_dir, name) or engines.start(run, name, run_dir, base=run_dir)
 
 
 def run_params(engine: dict[str, Any], model: dict[str, Any] = MODEL) -> params.RunParams:
@@ -116,7 +122,7 @@ def test_missing_vllm_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_unknown_engine_names_the_known(tmp_path: Path) -> None:
     with pytest.raises(ServebookError, match=r"no engine 'x'. This run has e"):
-        engines.ensure(run_params({"kind": "naive"}), "x", tmp_path, tmp_path)
+        running(run_params({"kind": "naive"}), "x", tmp_path)
 
 
 @pytest.mark.engine
@@ -124,7 +130,7 @@ def test_real_vllm_serves_and_leaves_nothing(tmp_path: Path) -> None:
     p = run_params(
         {"kind": "vllm", "enforce_eager": True, "max_model_len": 1024, "max_num_batched_tokens": 256, "max_num_seqs": 4}
     )
-    with engines.ensure(p, "e", tmp_path, tmp_path) as engine:
+    with running(p, "e", tmp_path) as engine:
         facts = engine.facts
         assert facts["version"] and facts["max_model_len"] == 1024 and facts["max_num_batched_tokens"] == 256
         assert facts["kv_cache_tokens"] > 1024 and facts["prefix_caching"] is True and facts["block_size"]

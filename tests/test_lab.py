@@ -45,11 +45,11 @@ def test_explore_says_what_the_book_predicts() -> None:
 
 def test_a_glance_is_near_the_prediction() -> None:
     s = explore.Setting(gpu="A100-80GB-SXM", prompt_tokens=1024, output_tokens=256, concurrency=32)
-    glance, whole = explore.glance(s), explore.predict(s)
+    quick_predict, whole = explore.quick_predict(s), explore.predict(s)
     for metric in ("ttft_s", "tpot_s", "output_tok_per_s"):  # one course of clients beside the middle of many
         low, high = whole.interval(metric)
-        assert low < glance.value(metric) < high
-    assert glance.interval("tpot_s") is None and "Quick estimate" in glance.how
+        assert low < quick_predict.value(metric) < high
+    assert quick_predict.interval("tpot_s") is None and "Quick estimate" in quick_predict.how
 
 
 def test_published_points_lie_on_the_curve() -> None:
@@ -79,11 +79,11 @@ def test_a_limit_that_is_given_replaces_the_runs() -> None:
 
 
 def test_an_engine_of_the_run_and_a_card_of_ones_own() -> None:
-    by_name, by_kind = explore.glance(run=H200, engine="hf"), explore.glance(run=H200, engine="naive")
+    by_name, by_kind = explore.quick_predict(run=H200, engine="hf"), explore.quick_predict(run=H200, engine="naive")
     assert by_name.tpot_s == pytest.approx(by_kind.tpot_s) and by_name.setting.naive and by_kind.setting.naive
     assert explore.against(H200, "short_prompts", "hf").predicted[0]["engine"] == "hf"
     own = Gpu(name="Dream", fp16_tflops=1000, bf16_tflops=1000, memory_bandwidth_gb_per_s=10_000, memory_gib=200)
-    assert explore.glance(gpu=own).tpot_s < explore.glance().tpot_s
+    assert explore.quick_predict(gpu=own).tpot_s < explore.quick_predict().tpot_s
 
 
 def test_goodput_cost_and_kv_follow_their_definitions() -> None:
@@ -99,7 +99,7 @@ def test_goodput_cost_and_kv_follow_their_definitions() -> None:
 
 def test_what_cannot_be_served_says_why() -> None:
     assert "exceed the context" in explore.predict(prompt_tokens=40_000).note
-    for make in (explore.predict, explore.glance):
+    for make in (explore.predict, explore.quick_predict):
         over = make(gpu="A40", max_model_len=8192, rate_per_s=500.0)
         assert not over.fits and "overloaded" in over.note and "overloaded" in over.html()
 
@@ -164,7 +164,14 @@ def test_cases_and_gpus_are_checked() -> None:
 
 
 def test_signatures_name_every_setting_and_tab_shows_no_insides() -> None:
-    for function in (explore.predict, explore.glance, explore.what_if, explore.curve, explore.against, explore.panel):
+    for function in (
+        explore.predict,
+        explore.quick_predict,
+        explore.what_if,
+        explore.curve,
+        explore.against,
+        explore.panel,
+    ):
         shown = inspect.signature(function).parameters
         assert {"gpu", "prompt_tokens", "price_per_hour", "kv_cache_dtype"} <= set(shown), function
         assert not any(p.kind is p.VAR_KEYWORD for p in shown.values())
@@ -209,7 +216,7 @@ def test_one_simulation_answers_tiles_cases_and_curves() -> None:
 def test_parts_are_time_spent(run: str | None, load: tuple[int, int, int]) -> None:
     c, prompt, output = load
     given = {"run": run} if run else {}
-    f = explore.glance(**given, concurrency=c, prompt_tokens=prompt, output_tokens=output)
+    f = explore.quick_predict(**given, concurrency=c, prompt_tokens=prompt, output_tokens=output)
     for metric, parts in f.waterfalls().items():
         total = f.value(f"{metric.lower()}_s")
         assert all(v > 1e-8 for _, v in parts) and sum(v for _, v in parts) == pytest.approx(total, rel=2e-3)
@@ -303,10 +310,10 @@ def test_what_was_drawn_for_another_setting_is_faint(shown: list[str]) -> None:
     panel = explore.panel()
     panel._ipython_display_()
     old = re.search(r'class="(sb-of-\d+) (n\d+)"', shown[-1])
-    panel._draw("now", lambda: explore.glance(panel.setting))
+    panel._draw("now", lambda: explore.quick_predict(panel.setting))
     assert f".{old[1]}:not(.{old[2]})" in shown[-1]
     panel._count += 1
-    panel._draw("now", lambda: explore.glance(panel.setting))
+    panel._draw("now", lambda: explore.quick_predict(panel.setting))
     assert f".{old[1]}:not(.{old[2]})" not in shown[-1]
 
 

@@ -312,9 +312,9 @@ def test_a_point_added_later_gets_ink_and_the_measured_keep_theirs(tmp_path, dat
 
 def test_rates_stay_shares_of_the_capacity_that_was_frozen(tmp_path, datasheet):
     frozen_predictions.freeze(tmp_path, "datasheet", datasheet)
-    assert frozen_predictions.capacity_in_ink(tmp_path, "datasheet") == {}  # nothing measured: still open
+    assert frozen_predictions.frozen_capacity(tmp_path, "datasheet") == {}  # nothing measured: still open
     measure(tmp_path, "calibration", "vllm", "p00512-o0128")
-    known = frozen_predictions.capacity_in_ink(tmp_path, "datasheet")
+    known = frozen_predictions.frozen_capacity(tmp_path, "datasheet")
     assert known == datasheet["capacity_per_s"]
     told = {"rates/vllm": 2.0}
     half = predict.predict_run(run_params(), SHAPE, A40, capacity_per_s=told, engines=["vllm"], n_samples=2)

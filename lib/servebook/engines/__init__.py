@@ -1,6 +1,6 @@
 """Engines: start a server, wait until it answers, learn its facts, end it and all it started.
 
-    with engines.ensure(params, name, run_dir, base) as engine:
+    with engines.start(params, name, run_dir, base=base) as engine:
         engine.url, engine.model, engine.facts
 
 Each server runs under a guard process that ends it when its owner ends, however that happens. A kind of engine is the
@@ -41,11 +41,6 @@ def join(run_dir: Path, name: str) -> RunningEngine | None:
     return records.join(run_dir, name)
 
 
-def ensure(params: RunParams, name: str, run_dir: Path, base: Path) -> RunningEngine:
-    """The running engine if there is one (`owned` is False), else a new one that ends with the `with` block."""
-    return join(run_dir, name) or start(params, name, run_dir, base=base)
-
-
 def restart(params: RunParams, name: str, run_dir: Path, base: Path) -> RunningEngine:
     """A new engine in place of one that failed, whoever of this run started that; it is the caller's to stop.
 
@@ -74,4 +69,4 @@ def _kind(params: RunParams, name: str) -> Any:
     return importlib.import_module(f".{params.engines[name].kind}", __package__)
 
 
-__all__ = ["Engine", "check", "ensure", "installed_version", "join", "restart", "start"]
+__all__ = ["RunningEngine", "check", "installed_version", "join", "restart", "start"]

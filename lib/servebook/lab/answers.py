@@ -35,7 +35,7 @@ class Forecast(Answer):
     """What a load is predicted to give. Seconds, tokens/s, requests/s; None where it is not served (see `note`)."""
 
     setting: Setting
-    point: PredictedPoint = field(repr=False)  # as in predictions.json; no low and high where it was a glance
+    point: PredictedPoint = field(repr=False)  # as in predictions.json; no low and high of a quick prediction
     met_share: float | None = field(repr=False)  # of the requests, within the service level
     kv_tokens: int = field(repr=False)  # the KV cache's size
     how: str = field(repr=False, default="")

@@ -157,7 +157,7 @@ class Panel:
         """The load's own figures as a quick estimate, now; the prediction and the rest when nothing is turned."""
         began = time.perf_counter()
         self._count += 1
-        self._draw("now", lambda: questions.glance(self.setting))
+        self._draw("now", lambda: questions.quick_predict(self.setting))
         self.redraws_s.append(time.perf_counter() - began)
         self._later()
 

@@ -19,7 +19,7 @@ from .asking import changed, setting_from, shows_settings
 from .runs import Run
 from .setting import Setting, engine_of
 
-GLANCE_ARRIVALS = 200  # of an open loop
+QUICK_ARRIVALS = 200  # of an open loop
 
 
 @shows_settings
@@ -41,7 +41,7 @@ def forecast(s: Setting) -> Forecast:
 
 
 @shows_settings
-def glance(model: str | Setting | None = None, **settings: Any) -> Forecast:
+def quick_predict(model: str | Setting | None = None, **settings: Any) -> Forecast:
     """A quick estimate from one short simulation, without intervals: fast enough to follow a slider."""
     s = setting_from(model, settings)
     f, spec = forecasters.of(s), s.spec()
@@ -50,7 +50,7 @@ def glance(model: str | Setting | None = None, **settings: Any) -> Forecast:
     if refusal:
         return Forecast(s, point, None, _kv_tokens(f))
     scenario = Scenario(f.server, spec, f.load, running_gauge=f.running_gauge)
-    count = GLANCE_ARRIVALS if s.rate_per_s else whole_rounds(max(120, 3 * s.concurrency), s.concurrency)
+    count = QUICK_ARRIVALS if s.rate_per_s else whole_rounds(max(120, 3 * s.concurrency), s.concurrency)
     result = scenario.simulate(f.best, f.seed, count, log=True)
     outcome = scenario.summarize(result, f.best)
     if s.rate_per_s:  # a simulated window happens to hold more or fewer arrivals than the rate asks for
@@ -172,6 +172,13 @@ def all_gpus() -> list[str]:
 
 
 __all__ = [
-    "all_gpus", "all_models", "all_runs", "compare", "forecast", "glance", "predict", "usual_cases",
+    "all_gpus",
+    "all_models",
+    "all_runs",
+    "compare",
+    "forecast",
+    "predict",
+    "quick_predict",
+    "usual_cases",
     "what_if",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Every point of a run predicted with an 80 % interval, and frozen in ink before it is measured.
+"""Every point of a run predicted with an 80 % interval, and frozen before it is measured.
 
 Several courses of a point are simulated: some with the most probable constants, some with constants drawn from their
 posterior, each with other pauses of its clients. Value: the geometric mean of all of them, as no course is likelier

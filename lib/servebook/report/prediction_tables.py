@@ -1,4 +1,4 @@
-"""Tables of the chapters before a sweep: the machine, the model's shape, what one step costs, what stands in ink."""
+"""Tables of the chapters before a sweep: the machine, the model's shape, what one step costs, what was frozen."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def prediction_table(
     return table(columns(cells), caption, right=list(PREDICTED))
 
 
-def ink(entries: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Html:
+def frozen_stages(entries: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Html:
     """When predictions were frozen, and the hash of what went in."""
     entries = [entries] if isinstance(entries, Mapping) else list(entries)
     pairs = [
@@ -171,12 +171,12 @@ def ink(entries: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Html:
         )
         for e in entries
     ]
-    return box("In ink", pairs)
+    return box("Frozen", pairs)
 
 
 def stamps(predictions: Mapping[str, Any]) -> Html:
     """All frozen stages with their times."""
-    return ink(predictions["frozen"]) if predictions.get("frozen") else Html("<p>Nothing was frozen.</p>")
+    return frozen_stages(predictions["frozen"]) if predictions.get("frozen") else Html("<p>Nothing was frozen.</p>")
 
 
 def constants(entries: Sequence[Mapping[str, Any]]) -> Html:

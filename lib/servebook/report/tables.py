@@ -1,5 +1,8 @@
 """The one name that notebooks take tables, boxes and prose from; each of the modules behind it says what it holds."""
 
+import warnings
+from typing import Any
+
 from .analysis_tables import cache, engine_gap, goodput, itl, knees, little, queue, suspects
 from .boxes import cost_box, limit, limits, limits_box, reproducibility_box
 from .headlines import claim, hardware_line, headline, trust
@@ -17,9 +20,9 @@ from .prediction_tables import (
     checks_table,
     constants,
     effective_rates,
+    frozen_stages,
     hardware_table,
     inconsistency_table,
-    ink,
     pool_table,
     prediction_table,
     saturation_table,
@@ -46,13 +49,13 @@ __all__ = [
     "engine_gap",
     "esc",
     "facts_table",
+    "frozen_stages",
     "gap_in_words",
     "goodput",
     "hardware_line",
     "hardware_table",
     "headline",
     "inconsistency_table",
-    "ink",
     "itl",
     "knee_table",
     "knees",
@@ -93,3 +96,10 @@ __all__ = [
     "why_engines_differ",
     "with_range",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ink":  # the name that notebooks used until 0.1
+        warnings.warn("tables.ink is now tables.frozen_stages", DeprecationWarning, stacklevel=2)
+        return frozen_stages
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

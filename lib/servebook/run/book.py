@@ -132,7 +132,7 @@ class Book(WorkingRun):
     def predict(self, engine: str | None = None) -> StagePrediction:
         """Predict and freeze: before anything is measured (no engine), or for one engine after its C = 1 points.
 
-        Returns what stands in ink: points that are measured keep what was frozen before they were.
+        Returns what is frozen: points that are measured keep what was frozen before they were.
         """
         stage, of = "datasheet" if engine is None else f"calibrated:{engine}", None if engine is None else [engine]
         learned, facts = [], {}
@@ -140,7 +140,7 @@ class Book(WorkingRun):
             learned = [p for p in self.stored_points() if p.engine == engine and p.sweep == points.CALIBRATION]
             facts = {engine: self.facts(engine)}
         asked: dict[str, Any] = {
-            "facts": facts, "engines": of, "capacity_per_s": frozen_predictions.capacity_in_ink(self.dir, stage)
+            "facts": facts, "engines": of, "capacity_per_s": frozen_predictions.frozen_capacity(self.dir, stage)
         }  # fmt: skip
         try:
             prediction = predict.predict_run(self.params, self.shape, self.gpu, calibration=learned, **asked)
@@ -168,7 +168,7 @@ class Book(WorkingRun):
 
     def measure(self, sweep: str, engine: str, *, progress: bool = True) -> None:
         """Measure what is missing of one sweep on one engine; starts the engine only if something is."""
-        if self.frozen("datasheet") is None:  # a sweep run by hand before 01: ink comes first all the same
+        if self.frozen("datasheet") is None:  # run by hand before 01
             self.predict()
         measuring.measure(self, sweep, engine, progress=progress)
 
@@ -191,7 +191,7 @@ class ReplayedRun(Book):
         return [Check(**c) for c in files.read_json(self.files.preflight) or []]
 
     def predict(self, engine: str | None = None) -> StagePrediction:
-        """What stands in ink."""
+        """The frozen prediction."""
         stage = "datasheet" if engine is None else f"calibrated:{engine}"
         if (entry := self.frozen(stage)) is None:
             raise ServebookError(

@@ -1,7 +1,7 @@
 """predictions.json: predictions frozen before anything they predict is measured.
 
 An entry replaces what its stage had said before, as long as nothing was measured. One frozen later is `additional`: it
-holds only points that were not measured then, so of a point's predictions the newest is always the one in ink.
+holds only points that were not measured then, so of a point's predictions the newest is always the one that counts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def freeze(
     calibrated stage: one of that engine beyond its calibration), another prediction replaces the one before. After
     that, what was frozen stands, and an additional entry is written for the points that are not measured yet and of
     which the prediction is new. The same inputs, or nothing new, write nothing. A first entry although such a point
-    is measured says `late`: it is no prediction in ink. measured: those points, if not all that the folder holds.
+    is measured says `late`: it was not frozen beforehand. measured: those points, if not all that the folder holds.
     """
     path = RunFiles(run_dir).predictions
     stored = files.read_json(path) or {"frozen": []}
@@ -65,7 +65,7 @@ def freeze(
     return of_stage(stored["frozen"], stage) or entry
 
 
-def capacity_in_ink(run_dir: Path, stage: str) -> dict[str, float]:
+def frozen_capacity(run_dir: Path, stage: str) -> dict[str, float]:
     """The capacities that a stage's rates are shares of, once a measurement has made them final; {} before."""
     before = of_stage((files.read_json(RunFiles(run_dir).predictions) or {"frozen": []})["frozen"], stage)
     final = any(_held_out(k, stage) for k in _measured(run_dir))

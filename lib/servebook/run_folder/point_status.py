@@ -233,7 +233,7 @@ class PointStatus:
         return [s for s in asked if {p.point for p in self._run.specs(s["engine"], s["sweep"])} & set(s["points"])]
 
     def unfinished(self) -> list[str]:
-        """Points that stand in ink and were neither measured nor lost for a reason that is told, a line a sweep."""
+        """Points that were predicted and neither measured nor lost for a reason that is told, a line a sweep."""
         told = {(s["sweep"], s["engine"], p) for s in self.stopped() for p in s["points"]}
         open_points: dict[tuple[str, str], list[str]] = {}
         for spec in self._run.all_specs():

@@ -66,7 +66,7 @@ class StoredRun:
         return {name: self.facts(name) for name in self.params.engines}
 
     def frozen(self, stage: str) -> StagePrediction | None:
-        """What a stage says in ink of every point (see frozen_predictions), None where nothing was frozen."""
+        """A stage's frozen prediction of every point (see frozen_predictions), None where nothing was frozen."""
         return standing.of_stage(self.predictions()["frozen"], stage)
 
     def frozen_points(self, engine: str) -> list[PredictedPoint]:
@@ -80,7 +80,7 @@ class StoredRun:
             return self.params.calibration_points(engine)
         if known := self.params.sweep_points(sweep, engine):
             return known
-        frozen = self._ink()["frozen"]
+        frozen = self._all_predictions()["frozen"]
         entry = standing.of_stage(frozen, f"calibrated:{engine}") or standing.of_stage(frozen, "datasheet")
         capacity = (entry.get("capacity_per_s") or {}).get(f"{sweep}/{engine}") if entry else None
         return self.params.sweep_points(sweep, engine, capacity)
@@ -142,14 +142,14 @@ class StoredRun:
             return pd.DataFrame()
         return results.series_frame(self.dir, sweep, engine, max(own, key=lambda p: p.concurrency or 0).point_id)
 
-    def _ink(self) -> FrozenPredictions:
+    def _all_predictions(self) -> FrozenPredictions:
         """The content of predictions.json."""
         stored: FrozenPredictions | None = files.read_json(self.files.predictions)
         return stored or {"frozen": []}
 
     def predictions(self) -> FrozenPredictions:
         """The content of predictions.json, of it the points that these parameters have."""
-        stored, has = self._ink(), {(s.sweep, s.engine, s.point) for s in self.all_specs()}
+        stored, has = self._all_predictions(), {(s.sweep, s.engine, s.point) for s in self.all_specs()}
         frozen: list[StagePrediction] = [
             {**e, "points": [p for p in e["points"] if standing.key(p) in has]} for e in stored["frozen"]
         ]
