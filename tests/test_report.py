@@ -73,7 +73,7 @@ def test_sessions_that_only_told_again_are_one_line() -> None:
     first = {"command": "servebook run params/x.yaml", "python": "3.11"}
     again = {"command": "servebook run params/x.yaml --only 08_post", "python": "3.12"}
     made = tables.reproducibility_box({"sessions": [first, again, again]})
-    assert "told again 2 times since" in made and "3.12" not in made and "Session 2" not in made
+    assert "Analysed again 2 times since" in made and "3.12" not in made and "Session 2" not in made
 
 
 def test_rules_of_the_figures_stand_once_in_the_head(run: tuple[Path, list[Path]]) -> None:

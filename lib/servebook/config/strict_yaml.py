@@ -85,8 +85,8 @@ def _explain(fault: Any, root: yaml.Node | None, model: type[BaseModel]) -> tupl
     if kind == "list_type" and not isinstance(given, dict):
         return f"{key} is {given!r}, not a list", line, f"Write [{_listed(given)}]"
     if kind.endswith(("_type", "literal_error")) and not isinstance(given, dict | list):
-        return f"{key} is {given!r}: {message[0].lower()}{message[1:]}", line, "Mend the value"
-    return f"{key}: {message[0].lower()}{message[1:]}", line, "Mend the value"
+        return f"{key} is {given!r}: {message[0].lower()}{message[1:]}", line, "Correct the value"
+    return f"{key}: {message[0].lower()}{message[1:]}", line, "Correct the value"
 
 
 def _listed(given: Any) -> str:

@@ -199,7 +199,7 @@ def of_config(text: str, path: Path) -> Iterator[tuple[int, Any]]:
     try:
         data = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
-        raise ServebookError(f"is no YAML ({str(error).splitlines()[0]})", str(path), "Mend the file") from None
+        raise ServebookError(f"is no YAML ({str(error).splitlines()[0]})", str(path), "Correct the file") from None
     shared = ((data.get("data") or {}) if isinstance(data, Mapping) else {}).get("shared_prefix")
     if not isinstance(shared, Mapping):
         fix = "Give inference-perf's configuration with data.type: shared_prefix"

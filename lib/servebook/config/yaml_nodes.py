@@ -36,7 +36,7 @@ def parse(text: str, where: str, example: str) -> tuple[yaml.Node | None, Any]:
         at = f"{where}, line {mark.line + 1}" if mark else where
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise ServebookError(
-            f"not valid YAML ({problem})", at, f"Mend the line, or compare it with {example}"
+            f"not valid YAML ({problem})", at, f"Correct the line, or compare it with {example}"
         ) from error
 
 

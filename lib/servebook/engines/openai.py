@@ -114,7 +114,7 @@ def connect(name: str, engine: OpenAIEngine, run_dir: Path) -> Remote:
         raise ServebookError(
             f"no OpenAI-compatible server answers at {url}/v1/models",
             f"{where}.url",
-            "Start it, or mend the URL or key",
+            "Start it, or correct the URL or the key",
         )
     ids = [m["id"] for m in models]
     if not ids and not engine.model:

@@ -14,7 +14,7 @@ PROMPTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 13107
 OUTPUTS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 CLIENTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 BUDGETS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
-SEATS = (16, 32, 64, 128, 256, 512, 1024)
+MAX_SEQUENCES = (16, 32, 64, 128, 256, 512, 1024)
 CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
 DEFAULT = "default"  # None, which a menu shows as nothing chosen
 ACTIONS = ("Reset", "Code", "CSV", "PNG", "Parameter file")
@@ -59,7 +59,7 @@ class Controls:
             "kv_cache_dtype": menu("KV cache", [("the model's type", "auto"), "fp8"]),
             "tensor_parallel_size": menu("GPUs (TP)", [1, 2, 4, 8]),
             "max_num_batched_tokens": menu("token budget", plain + [(f"{b:,}", b) for b in BUDGETS]),
-            "max_num_seqs": menu("sequences", plain + [(f"{b:,}", b) for b in SEATS]),
+            "max_num_seqs": menu("sequences", plain + [(f"{b:,}", b) for b in MAX_SEQUENCES]),
             "max_model_len": menu("context", [("the model's", DEFAULT)] + [(f"{b:,}", b) for b in CONTEXTS]),
             "prompt_tokens": slider("prompt tokens", PROMPTS),
             "output_tokens": slider("output tokens", OUTPUTS),

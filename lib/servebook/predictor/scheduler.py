@@ -208,7 +208,7 @@ class Scheduler:
         return step
 
     def update(self, step: Step) -> list[Request]:
-        """The step has run: returns the requests that it finished; blocks and seats are free again."""
+        """The step has run: returns the requests that it finished; its blocks and its place are free again."""
         if step.empty:
             return []
         assert self.inflight.popleft() is step

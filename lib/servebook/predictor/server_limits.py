@@ -121,7 +121,7 @@ def server(
         problem = _too_big(shape, gpu, layout)
     elif context > tokens and "kv_cache_tokens" not in known:
         problem = f"does not fit: vLLM refuses a context of {context:,} over a KV pool of {tokens:,}; set max_model_len"
-    stages = layout.pipeline  # their groups share the seats and the pool; each waits for its own batch to come through
+    stages = layout.pipeline  # groups share sequences and pool; each waits for its own batch to come through
     config = SchedulerConfig(
         max_num_batched_tokens=budget, max_num_seqs=max(int(max_sequences) // stages, 1), block_size=block,
         kv_blocks=max((tokens // block - 1) // stages, 1), async_scheduling=asynchronous, prefix_caching=caching,

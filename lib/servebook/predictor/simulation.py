@@ -168,7 +168,7 @@ class Gauge:
         return next(shares), next(shares)
 
 
-SLICES = 100  # of a finite run's course over time
+SLICES = 100  # time slices of a finite run
 
 
 def over_time(result: Result) -> dict[str, list[float]]:

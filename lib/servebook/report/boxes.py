@@ -41,7 +41,7 @@ def reproducibility_box(
             parts.append(f'<details class="sb-long">{summary}{box(f"Session {k}", differs)}</details>')
     if drawn:
         times = "once" if len(drawn) == 1 else f"{len(drawn)} times"
-        parts.append(f'<p class="sb-conditions">Analysed and told again {times} since, from the same measurements.</p>')
+        parts.append(f'<p class="sb-conditions">Analysed again {times} since, from the same measurements.</p>')
     return Html("".join(parts))
 
 

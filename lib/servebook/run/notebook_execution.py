@@ -83,7 +83,7 @@ def _notebook_fault(source: Path, partial: Path, error: Exception) -> ServebookE
     return ServebookError(
         what.rstrip("."),
         _failed_cell(source, partial),
-        f"The copy up to there is {partial}; mend it and run again: what is measured is kept",
+        f"The copy up to there is {partial}; correct it and run again; measured points are kept",
     )
 
 

@@ -1,4 +1,4 @@
-"""A stored run told again: every notebook executed anew on what was frozen and measured then; nothing is measured."""
+"""Replay of a stored run: every notebook is executed again on its frozen predictions and measurements."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ def run_cost(
         begin = _epoch_s(session["started_utc"])
         end = begin + (session["seconds"] or 0.0) + SESSION_SLACK_S
         own = {i for i, (at, _, _) in enumerate(notes) if begin <= at < end}
-        if own:  # a session that only told again costs nothing
+        if own:  # a session that only replayed the run costs nothing
             wall_s += max(session["seconds"] or 0.0, *(notes[i][0] + notes[i][1] - begin for i in own))
         inside |= own
     by_hand_s = sum(seconds for i, (_, seconds, _) in enumerate(notes) if i not in inside)

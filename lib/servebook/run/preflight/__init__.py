@@ -69,7 +69,7 @@ def text(checks: Iterable[Check]) -> str:
         if c.fix and c.status in ("warn", "fail"):
             lines.append(f"      → {c.fix}")
     failed, warned = (sum(c.status == s for c in checks) for s in ("fail", "warn"))
-    lines.append(f"{failed} to mend, {warned} to look at, of {len(checks)} checks")
+    lines.append(f"{len(checks)} checks: {failed} failed, {warned} warnings")
     return "\n".join(lines)
 
 
