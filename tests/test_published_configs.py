@@ -50,7 +50,7 @@ def refused() -> dict[str, str]:
 
 def test_nearly_all_are_accepted_and_the_rest_says_why() -> None:
     missing = refused()
-    assert len(missing) <= 0.06 * len(files()), missing
+    assert len(missing) <= 0.03 * len(files()), missing
     assert all("\n" not in line and line.count(". ") >= 1 for line in missing.values())
 
 
@@ -103,6 +103,23 @@ def test_caches_states_and_contexts(name: str, kv: int, states: int, context: in
     s = shape(name)
     assert (s.kv_bytes_per_token, s.state_bytes_per_sequence, s.max_context_tokens) == (kv, states, context)
     assert active is None or s.active_parameters == pytest.approx(active, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "kv"),
+    [  # transformers has no class for them: from the constructors of vLLM's code; parameters as their makers say
+        ("XiaomiMiMo--MiMo-7B-Base", 7.62e9, 36 * 8 * 128 * 2 * 2),
+        ("openbmb--MiniCPM-2B", 3.01e9, 40 * 36 * 64 * 2 * 2),
+        ("nvidia--Llama-3_3-Nemotron-Super-49B-v1", 49.87e9, 49 * 8 * 128 * 2 * 2),  # 31 of 80 layers do not attend
+        ("sgl-project--DeepSeek-V4-Pro-FP8", 1573e9, None),
+        ("MiniMaxAI--MiniMax-M3", 426e9, 60 * 4 * 128 * 2 * 2),
+        ("microsoft--Phi-3.5-vision", 4.2e9, 32 * 32 * 96 * 2 * 2),
+    ],
+)
+def test_models_that_only_vllm_knows(name: str, parameters: float, kv: int | None) -> None:
+    pytest.importorskip("vllm")
+    s = shape(name)
+    assert s.parameters == pytest.approx(parameters, rel=0.02) and kv in (None, s.kv_bytes_per_token)
 
 
 def test_windows_follow_the_classes_defaults() -> None:

@@ -46,6 +46,12 @@ def known(model_type: str) -> bool:
     return model_type in mappings().get("CONFIG_MAPPING_NAMES", {})
 
 
+def type_of(given: dict[str, Any]) -> str | None:
+    """The model_type of an architecture that transformers has under another name; None where it has it not."""
+    own = next(iter(given.get("architectures") or []), None)
+    return next((kind for kind, name in mappings().get(CAUSAL, {}).items() if name == own), None)
+
+
 def class_name(given: dict[str, Any]) -> tuple[str, str]:
     """(module, class) of the language model: a causal one where transformers has it, else the whole model's."""
     kind = str(given.get("model_type"))

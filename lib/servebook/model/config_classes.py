@@ -11,7 +11,7 @@ import inspect
 from functools import cache
 from typing import Any, ClassVar
 
-from .source_files import KNOWN, defined, home, source
+from .source_files import FINDERS, KNOWN, defined, home, source
 from .stand_ins import NotKnown, NotReadable, Unknown
 
 # transformers' new names of the kinds of layers, by those that checkpoints still carry
@@ -208,6 +208,12 @@ class AutoConfig:
         return config_class(model_type)(**given)
 
 
+def _config_named(name: str) -> Any:
+    kind = next((k for k, v in mappings().get("CONFIG_MAPPING_NAMES", {}).items() if v == name), None)
+    return config_class(kind) if kind else None
+
+
+FINDERS.append(_config_named)
 KNOWN.update(
     remap_legacy_layer_types=remapped, PreTrainedConfig=PreTrainedConfig, PretrainedConfig=PreTrainedConfig,
     CONFIG_MAPPING=_ConfigMapping(), AutoConfig=AutoConfig,

@@ -170,8 +170,9 @@ def _key_and_value_rows(weights: Mapping[str, tuple[int, ...]], text: Mapping[st
     fused = _ends(weights, "qkv_proj.weight", "c_attn.weight", "query_key_value.weight", "Wqkv.weight", "wqkv.weight")
     if fused is None or not head:
         return None
-    kv = _number(text, "num_key_value_heads", "num_kv_heads", "multi_query_group_num") or heads
-    return kv * head, kv * head, head
+    rows = fused[0] if fused[0] != hidden or len(fused) < 2 else max(fused)  # GPT-2's is the other way round
+    own = (rows - heads * head) // 2
+    return (own, own, head) if own > 0 and own % head == 0 else None
 
 
 def _window(kind: str, text: Mapping[str, Any], index: int) -> tuple[int | None, int | None, str]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import __future__
 
 import ast
+import builtins
 import importlib.util
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ from typing import Any
 from .stand_ins import NotReadable, Unknown
 from .torch_stand_ins import TORCH, stand_in
 
+# other libraries whose files are read so: {name: (its folder, what stands in for names of it)}
+LIBRARIES: dict[str, tuple[Path, dict[str, Any]]] = {}
+FINDERS: list[Callable[[str], Any]] = []  # name → what transformers has under it, None where that is nothing here
 KNOWN: dict[str, Any] = {}  # what stands in for names of transformers beside those of torch_stand_ins
 KEPT_DECORATORS = {"property", "staticmethod", "classmethod", "cached_property"}
 SKIPPED = {"forward", "_init_weights", "to_dict", "generate", "prepare_inputs_for_generation"}
@@ -47,7 +52,7 @@ class Source:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.names: dict[str, Any] = {"__name__": path.stem, "__builtins__": __builtins__}
+        self.names: dict[str, Any] = {"__name__": path.stem, "__builtins__": BUILTINS}
         tree = ast.fix_missing_locations(_Plain().visit(ast.parse(path.read_text(encoding="utf-8"))))
         for node in tree.body:
             if isinstance(node, ast.Import | ast.ImportFrom):
@@ -62,6 +67,8 @@ class Source:
                 self.names[name] = _library(alias.name if alias.asname else name)
             elif node.level:
                 self.names[name] = self._relative(node.module or "", node.level, alias.name)
+            elif (node.module or "").split(".")[0] in LIBRARIES:
+                self.names[name] = _of_library(node.module or "", alias.name)
             else:
                 self.names[name] = _from_library(node.module or "", alias.name)
 
@@ -69,11 +76,12 @@ class Source:
         known = stand_in(name)
         if known is not None:
             return known
-        folder = self.path.parent
-        for _ in range(level - 1):
-            folder = folder.parent
+        folder = self._folder(level)
         if name in KNOWN:
             return KNOWN[name]
+        for home_of, names in LIBRARIES.values():
+            if self.path.is_relative_to(home_of):
+                return _in_file(self._folder(level).joinpath(*module.split(".")), name, names)
         parts = [p for p in module.split(".") if p]
         target = folder.joinpath(*parts) if parts else folder
         file = target.with_name(target.name + ".py")
@@ -90,10 +98,19 @@ class Source:
                         return source(file).get(name)
         return Unknown(name)
 
+    def _folder(self, level: int) -> Path:
+        folder = self.path.parent
+        for _ in range(level - 1):
+            folder = folder.parent
+        return folder
+
     def _run(self, node: ast.stmt) -> None:
         code = compile(
             ast.Module([node], []), str(self.path), "exec", __future__.annotations.compiler_flag, dont_inherit=True
         )
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("select_"):
+            self.names[node.name] = Unknown(node.name)  # which kernels a device has
+            return
         try:
             exec(code, self.names)
         except Exception as e:
@@ -164,7 +181,60 @@ def _library(name: str) -> Any:
     return Unknown(name)
 
 
+class _Imported:
+    """What an import inside a function gets: names are resolved as those at the top of a file are."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if self.module.split(".")[0] in LIBRARIES:
+            return _of_library(self.module, name)
+        return _from_library(self.module, name)
+
+
+def _import_inside(name: str, *more: Any, **_: Any) -> Any:
+    return __import__(name, *more) if name.split(".")[0] in REAL else _Imported(name)
+
+
+def _is_instance(value: Any, kinds: Any) -> bool:
+    """As isinstance; nothing is an instance of what is unknown."""
+    known = tuple(k for k in (kinds if isinstance(kinds, tuple) else (kinds,)) if not isinstance(k, Unknown))
+    return isinstance(value, known)
+
+
+BUILTINS = {**vars(builtins), "__import__": _import_inside, "isinstance": _is_instance}
+
+
+def _of_library(module: str, name: str) -> Any:
+    """A name that a file imports from another of the libraries beside transformers: models and configurations alone."""
+    folder, names = LIBRARIES[module.split(".")[0]]
+    if name in names:
+        return names[name]
+    parts = module.split(".")[1:]
+    read = {"models", "configs"} & set(parts) and parts[-1] not in NO_MODELS
+    return _in_file(folder.joinpath(*parts), name, names) if read else Unknown(name)
+
+
+NO_MODELS = ("interfaces", "interfaces_base", "utils", "registry", "adapters", "vision")
+
+
+def _in_file(target: Path, name: str, names: dict[str, Any]) -> Any:
+    if name in names:
+        return names[name]
+    if target.name in NO_MODELS:
+        return Unknown(name)
+    file = target.with_name(target.name + ".py")
+    return source(file).get(name) if file.is_file() else Unknown(name)
+
+
 def _from_library(module: str, name: str) -> Any:
     if (known := stand_in(name)) is not None and not module.startswith("torch"):
         return known
+    if module.startswith("transformers"):
+        if name in KNOWN:
+            return KNOWN[name]
+        return next((found for find in FINDERS if (found := find(name)) is not None), Unknown(name))
     return getattr(_library(module), name, Unknown(name)) if module else Unknown(name)

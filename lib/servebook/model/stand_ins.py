@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,10 @@ class NotKnown(NotReadable):
 
 def _why(unknown: Unknown) -> str:
     return str(object.__getattribute__(unknown, "_why"))
+
+
+# names of layers that have parameters: what is unknown of them must not be passed over
+HOLDS_WEIGHTS = re.compile(r"^[A-Z]\w*(Linear|MoE|Experts|Norm|Embedding|Conv[123]d|Mixer\d?|MLP)$")
 
 
 class Unknown:
@@ -38,6 +43,8 @@ class Unknown:
         return None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Unknown:
+        if HOLDS_WEIGHTS.search(_why(self)):
+            raise NotReadable(f"{_why(self)} is not known here")
         return Unknown(f"{_why(self)}()")
 
     def __getitem__(self, key: Any) -> Unknown:

@@ -9,6 +9,7 @@ from .stand_ins import (
     Module,
     ModuleDict,
     ModuleList,
+    NotReadable,
     Parameter,
     PreTrainedModel,
     Sequential,
@@ -110,10 +111,13 @@ class _Namespace:
         return Unknown(name)
 
 
-def _new(*args: Any, **kwargs: Any) -> Tensor:
+def _new(*args: Any, **kwargs: Any) -> Any:
     if "size" in kwargs:
         args = (kwargs["size"],)
-    return Tensor(as_shape(args))
+    try:
+        return Tensor(as_shape(args))
+    except NotReadable as e:
+        return Unknown(str(e))  # a buffer's, perhaps: a parameter of it is not readable
 
 
 def _full(size: Any, *_: Any, **__: Any) -> Tensor:

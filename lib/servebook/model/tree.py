@@ -61,8 +61,13 @@ def tree_of(config: dict[str, Any], where: str) -> Tree:
     try:
         return _read_once(json.dumps(plain, sort_keys=True))
     except NotReadable as e:
-        kind = config.get("model_type")
-        if not blueprint.known(str(kind)) and isinstance(text, dict) and blueprint.known(str(text.get("model_type"))):
+        kind, unheard = config.get("model_type"), isinstance(e, NotKnown)
+        if (
+            unheard
+            and not blueprint.known(str(kind))
+            and isinstance(text, dict)
+            and blueprint.known(str(text.get("model_type")))
+        ):
             # a wrapper that no library here knows around a decoder that one does
             inner = tree_of({k: v for k, v in text.items() if k != "text_config"}, where)
             note = f"of {kind} only the decoder ({text['model_type']}) is counted: transformers does not know the rest"
@@ -100,7 +105,9 @@ def _read_once(config: str) -> Tree:
 def read(config: dict[str, Any]) -> Tree:
     """Raises NotReadable where no library here knows the model."""
     if not blueprint.known(str(config.get("model_type"))):
-        raise NotKnown(f"transformers has no model_type {config.get('model_type')!r}")
+        if kind := blueprint.type_of(config):
+            return read({**config, "model_type": kind})
+        return read_vllm(config)
     try:
         return read_blueprint(config)
     except NotKnown:
@@ -118,19 +125,34 @@ def read_meta(config: dict[str, Any]) -> Tree:
     return Tree(weights, _plain(made.get_text_config()), _plain(made), tied)
 
 
+def read_vllm(config: dict[str, Any]) -> Tree:
+    """From the constructors of vLLM's code. Raises NotReadable."""
+    from . import vllm_blueprint
+
+    made, model = vllm_blueprint.model(config)
+    text = made.get_text_config()
+    return Tree(_weights(model, set()), _plain(text), _plain(made), bool(getattr(text, "tie_word_embeddings", False)))
+
+
 def read_blueprint(config: dict[str, Any]) -> Tree:
     """From the constructors of the model's code. Raises NotReadable."""
     made, model = blueprint.model(config)
     tied = bool(getattr(model.config, "tie_word_embeddings", None) or getattr(made, "tie_word_embeddings", False))
     dropped = _tied_names(model) if tied else set()
-    weights = []
-    for name, module in model.modules():
-        for parameter, shape in module.own():
-            if f"{name}.{parameter}" not in dropped:
-                weights.append(Weight(name, _kind(module, parameter, shape), shape, parameter))
+    weights = _weights(model, dropped)
     text = made.get_text_config()
     beside = _beside(config, made, model)
-    return Tree(tuple(weights), _plain(text), _plain(made), tied, beside=beside)
+    return Tree(weights, _plain(text), _plain(made), tied, beside=beside)
+
+
+def _weights(model: Module, dropped: set[str]) -> tuple[Weight, ...]:
+    """Every parameter but those that are another's."""
+    return tuple(
+        Weight(name, _kind(module, parameter, shape), shape, parameter)
+        for name, module in model.modules()
+        for parameter, shape in module.own()
+        if f"{name}.{parameter}" not in dropped
+    )
 
 
 def _beside(config: dict[str, Any], made: Any, model: Module) -> tuple[Weight, ...]:

@@ -1,0 +1,161 @@
+"""Models that transformers has no class for: from the constructors of vLLM's own code, as blueprint does it.
+
+A configuration is vLLM's own class where it has one, else what config.json says. Only the decoder is built; projections
+that vLLM fuses stay fused.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from .config_classes import PreTrainedConfig
+from .source_files import LIBRARIES, Source, defined, source
+from .stand_ins import Module, NotKnown, NotReadable, Unknown
+from .vllm_stand_ins import NAMES
+
+
+@cache
+def home() -> Path:
+    """vLLM's folder. Raises NotKnown where it is not installed."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.origin:
+        raise NotKnown("vLLM is not installed")
+    LIBRARIES["vllm"] = Path(spec.origin).parent, NAMES
+    return Path(spec.origin).parent
+
+
+@cache
+def _registry() -> dict[str, tuple[str, str]]:
+    """{architecture: (module, class)} of vLLM's registry."""
+    found: dict[str, tuple[str, str]] = {}
+    text = (home() / "model_executor" / "models" / "registry.py").read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Dict):
+            continue
+        for key, value in zip(node.keys, node.values, strict=True):
+            if isinstance(key, ast.Constant) and isinstance(value, ast.Tuple) and len(value.elts) == 2:
+                parts = [e.value for e in value.elts if isinstance(e, ast.Constant)]
+                if len(parts) == 2:
+                    found.setdefault(str(key.value), (str(parts[0]), str(parts[1])))
+    return found
+
+
+def _files(module: str) -> list[Path]:
+    if "." not in module:
+        return [home() / "model_executor" / "models" / f"{module}.py"]
+    folder = home().joinpath(*module.split(".")[1:])
+    return sorted(folder.rglob("model.py"), key=lambda p: ("nvidia" not in p.parts, str(p)))
+
+
+def _class(architecture: str) -> Any:
+    registry = _registry()
+    near = [a for a in registry if a.startswith(architecture.partition("For")[0]) and a.endswith("ForCausalLM")]
+    entry = registry.get(architecture) or (registry[near[0]] if len(near) == 1 else None)
+    if entry is None:
+        raise NotKnown(f"neither transformers nor vLLM has {architecture}")
+    for file in _files(entry[0]):
+        if entry[1] in defined(file):
+            found = source(file).get(entry[1])
+            if isinstance(found, Unknown):
+                raise NotReadable(str(found))
+            return found
+    raise NotReadable(f"{entry[1]} is not in {entry[0]}")
+
+
+class Settings(PreTrainedConfig):
+    """A configuration without a class: what config.json says, inner objects too."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        given.setdefault("tie_word_embeddings", False)
+        for name, value in given.items():
+            setattr(self, name, _objects(value))
+
+
+def _objects(value: Any) -> Any:
+    if isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
+        return [_Part(v) for v in value]
+    return value
+
+
+class _Part:
+    """An inner object of a configuration, its keys as attributes."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        for name, value in given.items():
+            setattr(self, name, _Part(value) if isinstance(value, dict) else _objects(value))
+
+
+def configuration(given: dict[str, Any]) -> Any:
+    """vLLM's configuration class of a model_type, else Settings."""
+    own, plain = str(given.get("model_type")), {k: v for k, v in given.items() if k != "quantization_config"}
+    for kind in [own] if "text_config" in given else [f"{own}_text", own]:
+        if (made := _config_class(kind)) is not None:
+            return made(**plain)
+    return Settings(**plain)
+
+
+@cache
+def _config_class(kind: str) -> Any:
+    for file in sorted((home() / "transformers_utils" / "configs").glob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and any(
+                isinstance(n, ast.Assign) and isinstance(n.value, ast.Constant) and n.value.value == kind
+                and isinstance(n.targets[0], ast.Name) and n.targets[0].id == "model_type" for n in node.body
+            ):  # fmt: skip
+                made = source(file).get(node.name)
+                if not isinstance(made, Unknown):
+                    return made
+    return None
+
+
+class _Engine:
+    """A VllmConfig of one rank and no quantization: the model's configuration, and Unknown for all else."""
+
+    def __init__(self, config: Any) -> None:
+        text = config.get_text_config()
+        self.model_config = _Engine.__new__(_Engine)
+        vars(self.model_config).update(hf_config=config, hf_text_config=text, dtype=Unknown("dtype"))
+        self.quant_config = self.cache_config = self.lora_config = self.speculative_config = None
+        self.parallel_config = _Engine.__new__(_Engine)
+        vars(self.parallel_config).update(
+            enable_eplb=False, tensor_parallel_size=1, pipeline_parallel_size=1, use_sequence_parallel_moe=False
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Unknown(name)
+
+
+def _inner(vllm_config: Any = None, hf_config: Any = None, architectures: Any = None, **_: Any) -> Module:
+    """init_vllm_registered_model: a model inside another, of its own configuration where one is given."""
+    config = hf_config or vllm_config.model_config.hf_config
+    named = architectures or getattr(config, "architectures", None) or [""]
+    return _class(str(named[0]))(vllm_config=_Engine(config), prefix="")  # type: ignore[no-any-return]
+
+
+NAMES["init_vllm_registered_model"] = _inner
+
+
+def model(given: dict[str, Any]) -> tuple[Any, Module]:
+    """(configuration, model of shapes). Raises NotReadable."""
+    architecture = str(next(iter(given.get("architectures") or []), ""))
+    if not architecture:
+        raise NotKnown(f"no library here has model_type {given.get('model_type')!r}, and no architecture is named")
+    home()
+    built = _class(architecture)
+    try:
+        config = configuration(given)
+        return config, built(vllm_config=_Engine(config), prefix="")
+    except NotReadable:
+        raise
+    except Exception as e:
+        raise NotReadable(f"{type(e).__name__}: {e}") from e
+
+
+__all__ = ["Source", "configuration", "home", "model"]
