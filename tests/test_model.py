@@ -174,10 +174,10 @@ def test_multi_modal_nesting():
         ({"vocab_size": "152064"}, "vocab_size is '152064'"),
         ({"hidden_size": -1}, "hidden_size is -1"),
         ({"num_key_value_heads": 3}, "do not divide"),
-        ({"model_type": "novel_arch"}, "not supported"),
+        ({"model_type": "novel_arch", "architectures": ["NovelForCausalLM"]}, "not supported"),
         ({"model_type": "t5"}, "no language model of type 't5'"),
         ({"is_encoder_decoder": True}, "Use a decoder-only"),
-        ({"model_type": 7}, "not supported"),
+        ({"model_type": 7, "architectures": []}, "not supported"),
         ({"quantization_config": {"quant_method": "novel"}}, "'novel' is not supported"),
     ],
 )
