@@ -79,6 +79,15 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(call=call)
         return sub
 
+    _add_predicting(command)
+    _add_measuring(command)
+    commands.add_parser("measure", help="load any OpenAI-compatible server (servebook measure --help)")
+    _add_stored_runs(command)
+    return parser
+
+
+def _add_predicting(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Commands that need no GPU."""
     command("check", _check, "validate a parameter file")
     from .model import add_options as add_model_options
 
@@ -120,6 +129,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--html", type=Path, metavar="FILE", help="a page of it")
     sub.add_argument("--json", action="store_true")
+    _add_choosing(command)
+
+
+def _add_choosing(command: Callable[..., argparse.ArgumentParser]) -> None:
     sub = command(
         "capacity",
         _capacity,
@@ -146,6 +159,10 @@ def _parser() -> argparse.ArgumentParser:
         "--measured", type=Path, action="append", default=[], metavar="RUN_DIR",
         help="say whether the choice stands by a run that measured it; may be repeated",
     )  # fmt: skip
+
+
+def _add_measuring(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Commands that start engines."""
     sub = command(
         "serve", _serve, "start an engine in the foreground; Ctrl-C or SIGTERM stops it with all its processes"
     )
@@ -156,12 +173,15 @@ def _parser() -> argparse.ArgumentParser:
         help="a key and its values, e.g. hardware.gpu=A100-80GB-SXM,H200; may be repeated",
     )  # fmt: skip
     sub.add_argument("--into", type=Path, required=True, metavar="DIR", help="folder for the files")
-    commands.add_parser("measure", help="load any OpenAI-compatible server (servebook measure --help)")
     sub = command(
         "run", _run, "run the whole book: predict, serve, measure, analyse, report; continues an interrupted run"
     )
     sub.add_argument("--only", metavar="STAGE", help="run only this: a notebook (name or number), a sweep, or report")
     sub.add_argument("--resume", action="store_true", help=argparse.SUPPRESS)  # until 0.1: it is what always happens
+
+
+def _add_stored_runs(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Commands on the folder of a run."""
     sub = command("post", _post, "write the post for a blog engine: index.md and images/", params=False)
     sub.add_argument("run", metavar="RUN_DIR", type=Path, help="a run's folder, or its parameter file")
     sub.add_argument("--front-matter", default="hugo", metavar="ENGINE", help="hugo (default), jekyll, astro or none")
@@ -177,7 +197,6 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("report", _report, "write the page of a stored run again; needs no GPU", params=False)
     sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     sub.add_argument("--again", action="store_true", help="execute the notebooks again first; nothing is measured")
-    return parser
 
 
 def _check(options: argparse.Namespace) -> int:

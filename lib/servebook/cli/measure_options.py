@@ -77,7 +77,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    tried = ", ".join(f"{v.start}:{v.stop}" for v in VOCABS)
     p = _Parser(prog="servebook measure", description="Load any OpenAI-compatible server, measure it.")
     p.add_argument(
         "--url", type=_text, required=True, help="the server, e.g. http://127.0.0.1:8000 (with or without /v1)"
@@ -101,6 +100,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--gamma-shape", type=_positive, help="shape of --arrivals gamma; below 1: burstier than Poisson")
     p.add_argument("--ramp", action="store_true", help="run several loads one after the other without a pause")
+    _add_prompts(p)
+    _add_rules(p)
+    _add_sampling_and_limits(p)
+    p.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds the key")
+    p.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the point as JSON (several points: a list); -: to stdout"
+    )
+    p.add_argument("--out", type=Path, metavar="DIR", help="folder for request rows, server series and points")
+    p.add_argument(
+        "--self-check", action="store_true", help="also measure the latency that this client adds at the same load"
+    )
+    p.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
+    return p
+
+
+def _add_prompts(p: argparse.ArgumentParser) -> None:
+    """What a request asks for."""
     p.add_argument("--prompt-tokens", type=_length, help=f"prompt length: {lengths.SYNTAX}; default: 512")
     p.add_argument("--output-tokens", type=_length, help="output length, written like --prompt-tokens; default: 128")
     p.add_argument(
@@ -120,6 +136,11 @@ def _parser() -> argparse.ArgumentParser:
         "--count-tokens", choices=("usage", "events", "asked"), default="usage",
         help="of a server that tells no usage: count events, or take the length asked for; the point is suspect",
     )  # fmt: skip
+
+
+def _add_rules(p: argparse.ArgumentParser) -> None:
+    """How long a point takes, and where its prompts come from."""
+    tried = ", ".join(f"{v.start}:{v.stop}" for v in VOCABS)
     p.add_argument(
         "--requests", type=_count, help="requests to measure after the warm-up; default: 100, or all of --replay"
     )
@@ -160,6 +181,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N|P%",
         help="number or percentage of leading tokens that all prompts share",
     )
+
+
+def _add_sampling_and_limits(p: argparse.ArgumentParser) -> None:
     p.add_argument("--temperature", type=_not_negative, default=0.0)
     p.add_argument(
         "--top-p", type=_share, help="top-p of every request; --top-p or --top-k makes vLLM use its fused sampler"
@@ -170,16 +194,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--slo-tpot", type=_positive, metavar="S")
     p.add_argument("--slo-e2e", type=_positive, metavar="S")
-    p.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds the key")
-    p.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the point as JSON (several points: a list); -: to stdout"
-    )
-    p.add_argument("--out", type=Path, metavar="DIR", help="folder for request rows, server series and points")
-    p.add_argument(
-        "--self-check", action="store_true", help="also measure the latency that this client adds at the same load"
-    )
-    p.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
-    return p
 
 
 def _specs(o: argparse.Namespace) -> list[PointSpec]:

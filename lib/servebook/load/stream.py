@@ -38,8 +38,8 @@ class TokenStream:
     """
 
     __slots__ = (
-        "_cr", "_lead", "_odd", "_opening", "_recent", "_started", "_tail", "asked", "cached_tokens", "counts", "ended", "error",
-        "error_status", "fault", "first_tokens", "heard", "hidden_tokens", "on_over", "over", "prompt_tokens",
+        "_cr", "_lead", "_odd", "_opening", "_recent", "_started", "_tail", "asked", "cached_tokens", "counts", "ended",
+        "error", "error_status", "fault", "first_tokens", "heard", "hidden_tokens", "on_over", "over", "prompt_tokens",
         "stopped", "times", "tokens",
     )  # fmt: skip
 
