@@ -164,8 +164,9 @@ sweeps: {s: {kind: concurrency, workload: shared, concurrency: [8]}}
     )
     results = write(tmp_path, VLLM)
     found = []
-    for name, text in (("p.yaml", PARAMS), ("s.yaml", shared)):
-        assert cli.main(["score", str(write(tmp_path, text, name)), "--measured", str(results), "--json"]) == 0
+    for more in ([], ["--workload", "shared"]):
+        file = write(tmp_path, shared, "s.yaml")
+        assert cli.main(["score", str(file), "--measured", str(results), "--json", *more]) == 0
         rows = json.loads(capsys.readouterr().out)[0]["rows"]
         found.append(next(r["predicted"] for r in rows if (r["metric"], r["statistic"]) == ("ttft_s", "mean")))
     assert found[1] < 0.8 * found[0]

@@ -125,7 +125,9 @@ def _add_predicting(command: Callable[..., argparse.ArgumentParser]) -> None:
     )  # fmt: skip
     sub.add_argument("--engine", metavar="NAME", help="default: the first that batches")
     sub.add_argument(
-        "--workload", metavar="NAME", help="what of the requests the file does not tell; default: the only one there is"
+        "--workload",
+        metavar="NAME",
+        help="of the parameters: what the file does not tell of the requests (spread, shared prefix)",
     )
     sub.add_argument("--html", type=Path, metavar="FILE", help="a page of it")
     sub.add_argument("--json", action="store_true")

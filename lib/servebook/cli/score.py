@@ -35,10 +35,10 @@ def main(
 
 
 def _workload(book: Book, name: str | None) -> Workload | None:
-    """The workload that says what the results do not: the one named, or the only one of the parameters."""
+    """The workload that says what the results do not, None where none is named."""
     known = book.params.workloads
     if name is None:
-        return next(iter(known.values())) if len(known) == 1 else None
+        return None
     if name not in known:
         raise ServebookError(
             f"there is no workload {name!r}", "--workload", f"There are {', '.join(known) or 'none in the parameters'}"
