@@ -219,3 +219,26 @@ def test_an_engine_that_dies_at_start_costs_its_own_points_only(tmp_path):
     assert {p["engine"] for p in points} == {"hf"} and len(points) == 4
     page = (tmp_path / "half/report.html").read_text()
     assert "vllm did not run" in page and "--no-such-flag" in page
+
+
+MIXTURE = {  # the demo with a tiny mixture of experts and two points an engine: old → new
+    **QUICK, "run: demo": "run: mixture", "config: tiny-qwen2": "config: tiny-qwen3-moe",
+}  # fmt: skip
+
+
+def test_a_mixture_of_experts_goes_through_the_book_with_both_engines(tmp_path):
+    text = (ROOT / "params/demo.yaml").read_text()
+    for old, new in MIXTURE.items():
+        text = text.replace(old, new)
+    (tmp_path / "mixture.yaml").write_text(text[: text.index("  long_prompts:")])
+    done = servebook("run", str(tmp_path / "mixture.yaml"), outputs=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    run = tmp_path / "mixture"
+    points = points_of(run)
+    assert {(p["sweep"], p["engine"]) for p in points} == {
+        (s, e) for s in ("calibration", "short_prompts") for e in ("hf", "vllm")
+    }
+    assert all(p["requests"] > 0 for p in points)
+    frozen = json.loads((run / "predictions.json").read_text())["frozen"]
+    parts = frozen[0]["points"][0]["breakdown"]["tpot_s"]
+    assert parts["experts_s"] > 0 and (run / "report.html").exists()

@@ -279,13 +279,15 @@ def test_tokens_are_counted_as_they_are_made(engine: Any) -> None:
     assert 100 <= client(half) - before < 300
 
 
-def test_decoding_is_that_of_a_plain_forward_pass(tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", ["tiny-qwen2", "tiny-qwen3-moe"])
+def test_decoding_is_that_of_a_plain_forward_pass(config: str, tmp_path: Path) -> None:
     """The growing cache changes nothing: the same tokens as recomputing the whole sequence every step."""
     import torch
     from servebook.engines.naive_model import NaiveModel
     from servebook.model import reader as model
 
-    folder = model.materialize(params.ModelParams(**RUN["model"]), tmp_path, tmp_path)  # type: ignore[arg-type]
+    tiny = params.ModelParams(**RUN["model"] | {"config": config})  # type: ignore[arg-type, operator]
+    folder = model.materialize(tiny, tmp_path, tmp_path)
     naive = NaiveModel(str(folder), dummy=True, device="cpu", dtype="float32")
     ids = PROMPT[:]
     with torch.inference_mode():

@@ -212,7 +212,9 @@ def _check(options: argparse.Namespace) -> int:
         print(f"servebook: {options.params}: {warning}", file=sys.stderr)
     gpu = hardware.resolve(book.params.hardware)
     for name, engine in book.params.engines.items():
-        server_limits.server(name, engine, book.shape, gpu)  # the model can be split over so many GPUs
+        # the model can be split over so many GPUs, and the flags are what the predictor knows
+        for note in server_limits.server(name, engine, book.shape, gpu).notes:
+            print(f"servebook: {options.params}: engines.{name}: {note}", file=sys.stderr)
     engines = ", ".join(book.params.engines)
     print(
         f"{options.params}: valid. {book.shape.name} on {gpu.name}, engines {engines}, {len(book.params.sweeps)} sweeps"

@@ -10,6 +10,7 @@ from typing import Any
 from ..config.params import BatchingEngine, Engine, NaiveEngine, VllmEngine
 from ..hardware.catalog import GIB, Gpu
 from ..model.reader import ModelShape
+from . import server_flags
 from .kv_groups import Pool, pool
 from .parallel import ALONE, Layout
 from .scheduler import SchedulerConfig
@@ -95,12 +96,13 @@ def server(
             name, "naive", shape, gpu, SchedulerConfig(max_num_seqs=1), shape.max_context_tokens, ALONE, tokens,
             "memory left beside the weights", problem,
         )  # fmt: skip
-    given = engine
+    read = server_flags.told(engine, shape, f"engines.{name}")
+    given, shape, known = read.engine, read.shape, {**read.facts, **known}
     layout = Layout(
         given.tensor_parallel_size, given.pipeline_parallel_size, given.data_parallel_size, given.enable_expert_parallel
     )
     layout.check(shape, f"engines.{name}")
-    notes = list(shape.notes)
+    notes = [*shape.notes, *read.notes]
     if not isinstance(engine, VllmEngine):
         notes.append("predicted as if it were vLLM with these settings")
     big = gpu.memory_gib >= BIG_GPU_GIB and "A100" not in gpu.name
