@@ -230,7 +230,7 @@ def test_a_mixture_of_experts_goes_through_the_book_with_both_engines(tmp_path):
     text = (ROOT / "params/demo.yaml").read_text()
     for old, new in MIXTURE.items():
         text = text.replace(old, new)
-    (tmp_path / "mixture.yaml").write_text(text[: text.index("  long_prompts:")])
+    (tmp_path / "mixture.yaml").write_text(text[: text.index("  long_prompts:")] + text[text.index("slo: {") :])
     done = servebook("run", str(tmp_path / "mixture.yaml"), outputs=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     run = tmp_path / "mixture"
