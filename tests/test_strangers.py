@@ -20,6 +20,7 @@ from servebook.common.measured_point import MeasuredPoint
 from servebook.config.params import Load, Slo
 from servebook.config.points import PointSpec
 from servebook.load import metrics, probe
+from servebook.load.client import Client
 from servebook.load.point import measure_point_sync
 from servebook.load.window import Rule
 
@@ -235,6 +236,59 @@ def test_usage_that_cannot_be_read_costs_its_request_only() -> None:
     with RawServer(post).running() as server:
         point = measure(server, n=30)
     assert point.failures == 1 and any("usage cannot be read" in e for e in point.errors or {})
+
+
+def test_text_that_is_no_utf8_is_text_all_the_same() -> None:
+    async def post(x: Exchange) -> None:
+        x.head()
+        for _ in range(x.tokens):
+            x.put(b'data: {"choices":[{"text":"\xff\xfe\x00\x1b","finish_reason":null}]}\n\n')
+            await asyncio.sleep(0.002)
+        x.put(sse({"choices": [], "usage": {"prompt_tokens": 16, "completion_tokens": x.tokens}}) + b"data: [DONE]\n\n")
+        x.end()
+
+    with RawServer(post).running() as server:
+        point = measure(server)
+    assert (point.requests, point.tokens_per_event) == (8, 1.0)
+
+
+def test_what_a_stranger_says_moves_no_cursor() -> None:
+    async def post(x: Exchange) -> None:
+        x.whole("400 Bad", {"error": {"message": "\x1b[31mred\x07\u202e alert"}})
+
+    with RawServer(post).running() as server, pytest.raises(ServebookError, match=r"\[31mred alert") as told:
+        measure(server)
+    assert str(told.value).isprintable()
+
+
+@pytest.mark.parametrize("status", ["204 No Content", "206 Partial Content", "304 Not Modified"])
+def test_a_status_that_is_no_answer_is_a_refusal(status: str) -> None:
+    async def post(x: Exchange) -> None:
+        x.writer.write(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode())
+
+    with RawServer(post).running() as server, pytest.raises(ServebookError, match=f"HTTP {status[:3]}"):
+        measure(server)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://h/v1?key=planted", "http://h/v1#planted", "http://h/v1/chat/completions", "http://h/v1/completions/"],
+)
+def test_a_url_that_holds_more_than_an_address_is_refused_without_its_secret(url: str) -> None:
+    with pytest.raises(ServebookError, match="more than a server's address") as told:
+        Client(url)
+    assert "planted" not in str(told.value)
+
+
+def test_a_password_in_a_url_is_in_no_message_and_in_no_point() -> None:
+    with RawServer(ordinary).running() as server:
+        spec = PointSpec("s", "e", "c0001", "concurrency", 16, 8, concurrency=1)
+        point = measure_point_sync(
+            spec, url=server.url.replace("//", "//me:planted@"), model="m", load=Load(jitter_s=0.001), slo=Slo(),
+            vocab=range(256, 8000), run_dir=None, batching=True, rule=Rule(1, 2, 2, 0.0, 20.0),
+        )  # fmt: skip
+        assert server.asked[-1].headers["authorization"].startswith("Basic ")
+    assert point.requests == 2 and "planted" not in json.dumps(point.to_json())
 
 
 # --- servers without usage --------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from ..engines import secrets
 from ..load.client import Client
 from ..load.point import measure_ramp_sync
 from ..load.selfcheck import self_check
+from ..load.stream import one_line
 from ..run_folder import results
 from . import measure_options
 from .json_file import JsonFile
@@ -133,7 +134,7 @@ class _Run:
 
 def _measured(point: MeasuredPoint, guessed_of: int) -> str:
     """What was measured, on one line."""
-    p, model = point, point.model
+    p, model = point, one_line(point.model or "", 120)
     if guessed_of > 1:
         model = f"{model}, the first of {guessed_of} models (--model names one),"
     lines = [f"measured {model} at {p.endpoint} with {p.prompts}, seed {p.seed}"]

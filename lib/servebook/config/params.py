@@ -14,7 +14,7 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from ..common.errors import ServebookError
-from . import strict_yaml
+from . import strict_yaml, yaml_nodes
 from .engines import BatchingEngine, Engine, NaiveEngine, OpenAIEngine, VllmEngine
 from .param_types import (
     Count,
@@ -271,7 +271,8 @@ def load(path: Path | str) -> RunParams:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:  # a device may have no end
+            text = file.read(4 * yaml_nodes.LONGEST_TEXT + 1).decode("utf-8")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise ServebookError("is not UTF-8 text", f"{path}, line {line}", "Save it as UTF-8") from None

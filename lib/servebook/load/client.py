@@ -146,7 +146,8 @@ class Client:
         """Have so many connections open before the first wave. Raises ServebookError if nothing answers there."""
         faults = await self._connector.open(self.url, count, _CONNECT_S)
         if len(faults) == count:
-            raise ServebookError(f"no server answers ({faults[0]})", self.url, way_out(faults[0], "correct the URL"))
+            where, fix = without_secrets(self.url), way_out(faults[0], "correct the URL")
+            raise ServebookError(f"no server answers ({faults[0]})", where, fix)
 
     async def stream(self, body: bytes, reply: Reply) -> None:
         """Send one request and fill in its reply; faults become `reply.error`, only cancellation is raised."""
@@ -227,9 +228,11 @@ class Client:
         """Send requests to where this endpoint was redirected to. Raises ServebookError for another host: nobody asked
         for load, or the key, to go there."""
         there = urljoin(self.endpoint, location)
-        if urlsplit(there).hostname != urlsplit(self.endpoint).hostname or there == self.endpoint:
-            raise ServebookError(f"redirects to {there}", self.endpoint, "Give that URL, if it is meant")
-        _check_url(there)
+        parts = urlsplit(there)
+        elsewhere = parts.hostname != urlsplit(self.endpoint).hostname or parts.scheme not in ("http", "https")
+        if elsewhere or there == self.endpoint:
+            where, fix = without_secrets(self.endpoint), "Give that URL, if it is meant"
+            raise ServebookError(f"redirects to {there}", where, fix)
         self.endpoint = there
 
     def _settle(self, reply: Reply) -> None:
@@ -280,7 +283,7 @@ class Client:
             reason, fix = str(error) or type(error).__name__, way_out(error, "name the model")
         except (ValueError, TypeError):
             pass
-        raise ServebookError(f"cannot ask the server for its model ({reason})", where, fix)
+        raise ServebookError(f"cannot ask the server for its model ({reason})", without_secrets(where), fix)
 
 
 def way_out(fault: BaseException | None, otherwise: str) -> str:
@@ -292,6 +295,10 @@ def way_out(fault: BaseException | None, otherwise: str) -> str:
 def _check_url(url: str) -> None:
     if not is_server_url(url):
         raise ServebookError("not a server's URL", url or "--url", "Give it as http://HOST:PORT")
+    parts = urlsplit(url)
+    if parts.query or parts.fragment or parts.path.rstrip("/").endswith("/completions"):
+        fix = "Leave out what follows /v1; a key is given by its environment variable's name"
+        raise ServebookError("holds more than a server's address", without_secrets(url), fix)
 
 
 def endpoint_url(url: str, endpoint: str) -> str:

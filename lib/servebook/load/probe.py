@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..common.errors import ServebookError
-from .client import Client, Reply
+from .client import Client, Reply, without_secrets
 
 BUSY = (429, 503)
 _NOT_ABOUT_A_FIELD = (401, 403, 404, 405)
@@ -87,7 +87,7 @@ class Probe:
         if broken is not None and _fails(reply):
             return broken  # it fails whatever it is asked: that is what will be measured
         kind = ServebookError if reply.status in _NOT_ABOUT_A_FIELD else Refused
-        raise kind(f"the server refuses the request ({reply.error})", self._client.endpoint, fix)
+        raise kind(f"the server refuses the request ({reply.error})", without_secrets(self._client.endpoint), fix)
 
     async def _answer(self, body: dict[str, Any]) -> Reply:
         """What comes of a request, once the server is not busy, from where it was redirected to."""
@@ -97,13 +97,13 @@ class Probe:
             await client.stream(json.dumps(body).encode(), reply)
             if reply.status in _REDIRECTS and reply.location and hops < 5:
                 client.follow(reply.location)
-                self.dialect.notes = [f"redirected: requests go to {client.endpoint}"]
+                self.dialect.notes = [f"redirected: requests go to {without_secrets(client.endpoint)}"]
                 hops += 1
             elif reply.status in BUSY or reply.stream.error_status in BUSY:
                 seconds = reply.retry_after_s if reply.retry_after_s is not None else wait_s
                 if seconds > self._left_s:
                     raise Busy(
-                        f"the server is busy ({reply.error})", client.endpoint,
+                        f"the server is busy ({reply.error})", without_secrets(client.endpoint),
                         "Try again later, or ask for a higher limit",
                     )  # fmt: skip
                 if self._tell:
@@ -118,7 +118,7 @@ def _refuses(reply: Reply) -> bool:
     """Whether the server will not have a request of this form."""
     if reply.status == 200:
         return bool(reply.stream.error) or bool(reply.stream.fault and not reply.stream.ended)
-    return reply.status is not None and reply.status >= 300 and not _fails(reply)
+    return reply.status is not None and not _fails(reply)
 
 
 def _fails(reply: Reply) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from .tokens import AT_LEAST_ONE, Event, Usage, choice_of, echoes, has_reasoning, tokens_in, trailing
 
-__all__ = ["AT_LEAST_ONE", "TokenStream", "error_message", "tokens_in"]
+__all__ = ["AT_LEAST_ONE", "TokenStream", "error_message", "one_line", "tokens_in"]
 
 LONGEST_LINE = 1 << 23  # bytes: a server that never ends a line is not waited for
 _RECENT = 16  # reads: enough for the last token, the finish, usage, [DONE], and a few pings
@@ -267,15 +267,16 @@ def _no_stream(body: bytes) -> str | None:
 
 
 def _parse(line: bytes) -> Event | None:
-    try:
-        event = json.loads(line)
+    try:  # bytes that are no UTF-8 and raw control characters inside a text are the model's, not a fault of the event
+        event = json.loads(line.decode(errors="replace"), strict=False)
     except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) else None
 
 
 def error_message(body: dict[str, Any] | bytes | str) -> str:
-    """The readable part of an error answer, whatever its shape, on one line of at most 300 characters."""
+    """The readable part of an error answer, whatever its shape, on one line of at most 300 characters, without what a
+    terminal would act on."""
     found: Any = body
     if isinstance(found, bytes):
         found = found.decode(errors="replace")
@@ -283,10 +284,16 @@ def error_message(body: dict[str, Any] | bytes | str) -> str:
         try:
             found = json.loads(found)
         except (ValueError, RecursionError):
-            return " ".join(found.split())[:300]
+            return one_line(found)
     for _ in range(3):
         if isinstance(found, list) and found:
             found = found[0]
         if isinstance(found, dict):
             found = found.get("error") or found.get("message") or found.get("detail") or json.dumps(found)
-    return " ".join(str(found).split())[:300]
+    return one_line(str(found))
+
+
+def one_line(text: str, longest: int = 300) -> str:
+    """A stranger's text on one line: printable characters only."""
+    shown = "".join(c if c.isprintable() else " " for c in text[: 4 * longest])
+    return " ".join(shown.split())[:longest]
