@@ -55,18 +55,9 @@ def roofline(
             for _, line in own.groupby(workloads):
                 ax.plot(line["intensity"], line["rate"], "-", color=look.colour, linewidth=0.8, alpha=0.5, zorder=3)
             ax.plot(own["intensity"], own["rate"], look.marker, color=look.colour, markerfacecolor=fill, zorder=4)
-            share = own["rate"] / np.minimum(own["intensity"] * bytes_per_s / 1e12, peak)
-            bound = (
-                "memory" if (own["intensity"] < ridge).all() else "compute" if (own["intensity"] > ridge).all() else ""
-            )
-            side = f"on the {bound} side" if bound else "on both sides of the ridge"
-            low, high = share.min(), share.max()
-            reach = words.percent(high) if high - low < 0.02 else f"{words.percent(low)} to {words.percent(high)}"
-            found.append(f"{engine}'s {phase} steps lie {side} and reach {reach} of the roof")
-            alt.append(f"{engine} {phase}: " + "; ".join(
-                f"{r['label']}: {words.number(r['intensity'])} FLOP/byte, {words.number(r['rate'])} TFLOP/s, "
-                f"{words.percent(s)} of the roof" for (_, r), s in zip(own.iterrows(), share, strict=True)
-            ) + ".")  # fmt: skip
+            clause, sentence = _roof_words(f"{engine}'s {phase}", f"{engine} {phase}", own, bytes_per_s, peak, ridge)
+            found.append(clause)
+            alt.append(sentence)
             ends = pd.concat([line.iloc[[0, -1]] for _, line in own.groupby(workloads)])
             for _, row in ends.iterrows():
                 if (phase, row["label"]) in named:  # the engines' steps of one kind lie close together
@@ -87,6 +78,23 @@ def roofline(
         f"Ridge at {words.number(ridge)} FLOP/byte; intensity counts weights and KV cache, not activations.",
     )  # fmt: skip
     return figure
+
+
+def _roof_words(
+    whose: str, name: str, own: pd.DataFrame, bytes_per_s: float, peak: float, ridge: float
+) -> tuple[str, str]:
+    """(a clause of the takeaway, a sentence of the text alternative) on the steps of one engine and phase."""
+    share = own["rate"] / np.minimum(own["intensity"] * bytes_per_s / 1e12, peak)
+    bound = "memory" if (own["intensity"] < ridge).all() else "compute" if (own["intensity"] > ridge).all() else ""
+    side = f"on the {bound} side" if bound else "on both sides of the ridge"
+    low, high = share.min(), share.max()
+    reach = words.percent(high) if high - low < 0.02 else f"{words.percent(low)} to {words.percent(high)}"
+    clause = f"{whose} steps lie {side} and reach {reach} of the roof"
+    sentence = (f"{name}: " + "; ".join(
+        f"{r['label']}: {words.number(r['intensity'])} FLOP/byte, {words.number(r['rate'])} TFLOP/s, "
+        f"{words.percent(s)} of the roof" for (_, r), s in zip(own.iterrows(), share, strict=True)
+    ) + ".")  # fmt: skip
+    return clause, sentence
 
 
 def _roofline_axes(ax: Axes, reach: tuple[float, float], roof: tuple[float, float], lowest: float) -> None:

@@ -42,7 +42,6 @@ def vllm_priors(
     if gpu.is_cpu:
         return _cpu_vllm_priors(shape) | links | expert_priors(shape, layout)
     facts = facts or {}
-    old = _before(facts.get("version"), (0, 14))
     backend = str(facts.get("attention_backend") or gpu.attention_backend).upper()
     tiled = (
         "FLASH_ATTN" in backend
@@ -51,30 +50,15 @@ def vllm_priors(
     )
     tile = f"FlashAttention-2 fills a 64-row tile a decode token, at part of a prompt's efficiency; {BOTH_TABLES}"
     packed = "FlashAttention-3, FlashInfer and Triton pack a group's query heads in mixed steps too"
-    # 11 kernels a layer; quantizing activations adds the input of O and what no norm or activation can be fused with
     eight_bit = shape.activation_quantization_bytes > 0
-    # tensor parallel: two all-reduces
-    kernels = (11 + 2 * eight_bit + 2 * (layout.tensor > 1) + more_kernels(shape)) / 11
     gemm = "large GEMMs under a power cap reach 55–85 % of dense peak"
     if eight_bit:
         gemm = "8-bit GEMMs with a scale a token; aiconfigurator's H200 measurements save 15 ms of 40 for 2,048 tokens"
-    layer_s = kernels * {"hopper": 35e-6, "blackwell": 30e-6, "ada": 55e-6}.get(gpu.generation, 65e-6)
-    host = 0.0004 + shape.layers * layer_s
-    eager = "a layer's kernels one by one: the host's speed, not the GPU's; an H200's took 0.5 to 1 ms"
-    piecewise = "the attention is launched as ever, the rest as one graph a layer; an H200's 128-token prompts"
     cap = "prefills that never rest run at 1,520 MHz, lone ones at 1,800: 7 to 8 % slower on the H200 at C = 16 to 128"
     decode_cap = (0.10, 0.04) if gpu.generation == "hopper" else (0.0, 0.02)
     decode_why = (
         "large decode batches too: an H200 at 690 of 700 W runs at 1,600 MHz from 128 sequences of an 8B model on"
     )
-    prepare = "schedule, inputs, replay of a graph; from an H200 run's gap between a long launch and its first token"
-    event = (
-        "detokenizing, JSON and a write a token on the API server's one loop; an H200's: 74 µs with the usage that this"
-    )
-    event += " book's client asks for in every event, 55 µs without, at 256 running requests"
-    event_s = (75e-6, 20e-6) if facts.get("usage_per_event", True) else (57e-6, 15e-6)
-    running = "scheduling, inputs and outputs of a running request in the engine's process"
-    engine_sequence = (22e-6, 8e-6) if old else (18e-6, 6e-6)
     kv_reads = "a decode's attention reads its KV at so much of the datasheet's bandwidth (aiconfigurator's tables)"
     kv = {"hopper": (0.91, 0.03), "blackwell": (0.87, 0.04)}.get(gpu.generation, (0.79, 0.05))
     stream, matmul, hidden, attention = (0.84, 0.05), (0.70, 0.10), (0.30, 0.10), (0.45, 0.10)
@@ -94,19 +78,50 @@ def vllm_priors(
         "overlap_loss": Prior(*hidden, 0.0, 1.0, f"the shorter of reads and GEMM not hidden; {BOTH_TABLES}"),
         "attention_share": Prior(*attention, 0.1, 0.8, "FlashAttention's causal prefill reaches 40–60 % of dense peak"),
         "mixed_rows": Prior(90, 10, 16, 128, tile) if tiled else Prior(1.2, 0.4, 1, 8, packed),
+        **_host_priors(shape, gpu, facts, layout),
+        "capped_loss": Prior(*((0.075, 0.02) if gpu.generation == "hopper" else (0.0, 0.01)), 0.0, 0.3, cap),
+        "decode_capped_loss": Prior(*decode_cap, 0.0, 0.4, decode_why),
+        "host_per_sequence_s": Prior(*sequence, 0.0, 1e-4, "scheduling and output handling a running request", "s"),
+        **_frontend_priors(facts),
+        **expert_priors(shape, layout),
+        **links,
+    }
+
+
+def _host_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object], layout: Layout) -> dict[str, Prior]:
+    """What the engine's process and the launching of kernels take."""
+    # 11 kernels a layer; quantizing activations adds the input of O and what no norm or activation can be fused with
+    eight_bit = shape.activation_quantization_bytes > 0
+    # tensor parallel: two all-reduces
+    kernels = (11 + 2 * eight_bit + 2 * (layout.tensor > 1) + more_kernels(shape)) / 11
+    layer_s = kernels * {"hopper": 35e-6, "blackwell": 30e-6, "ada": 55e-6}.get(gpu.generation, 65e-6)
+    host = 0.0004 + shape.layers * layer_s
+    eager = "a layer's kernels one by one: the host's speed, not the GPU's; an H200's took 0.5 to 1 ms"
+    piecewise = "the attention is launched as ever, the rest as one graph a layer; an H200's 128-token prompts"
+    prepare = "schedule, inputs, replay of a graph; from an H200 run's gap between a long launch and its first token"
+    old = _before(facts.get("version"), (0, 14))
+    running = "scheduling, inputs and outputs of a running request in the engine's process"
+    engine_sequence = (22e-6, 8e-6) if old else (18e-6, 6e-6)
+    return {
         "host_s": Prior(host, 0.3 * host, 0.0, 5 * host, "sampling, and ramps and tails of a layer's kernels", "s"),
         "layer_launch_s": Prior(0.00068 * kernels, 0.00018, 5e-5, 0.005, eager, "s"),
         "piecewise_share": Prior(0.37, 0.12, 0.1, 1.0, piecewise),
         "prepare_s": Prior(0.0019, 0.0007, 2e-4, 0.02, prepare, "s"),
         "engine_sequence_s": Prior(*engine_sequence, 0.0, 3e-4, running, "s"),
-        "capped_loss": Prior(*((0.075, 0.02) if gpu.generation == "hopper" else (0.0, 0.01)), 0.0, 0.3, cap),
-        "decode_capped_loss": Prior(*decode_cap, 0.0, 0.4, decode_why),
-        "host_per_sequence_s": Prior(*sequence, 0.0, 1e-4, "scheduling and output handling a running request", "s"),
+    }
+
+
+def _frontend_priors(facts: Mapping[str, object]) -> dict[str, Prior]:
+    """What the API server takes."""
+    event = (
+        "detokenizing, JSON and a write a token on the API server's one loop; an H200's: 74 µs with the usage that this"
+    )
+    event += " book's client asks for in every event, 55 µs without, at 256 running requests"
+    event_s = (75e-6, 20e-6) if facts.get("usage_per_event", True) else (57e-6, 15e-6)
+    return {
         "frontend_request_s": Prior(0.004, 0.003, 0.0, 0.1, "HTTP, JSON and the way through the engine's queues", "s"),
         "frontend_token_s": Prior(1.5e-6, 1.5e-6, 0.0, 3e-5, "parsing, validating and hashing prompt tokens", "s"),
         "frontend_event_s": Prior(*event_s, 0.0, 1e-3, event, "s"),
-        **expert_priors(shape, layout),
-        **links,
     }
 
 
