@@ -20,7 +20,7 @@ from servebook.predictor.choice import Choice
 from servebook.predictor.scenario import Scenario
 from servebook.predictor.steady_state import Lengths, closed, steady
 from servebook.predictor.target_load import Target
-from servebook.run import choice_files, choice_measured
+from servebook.run import choice_files, choice_measured, pipeline
 from servebook.run.choosing import choice_for, priced_gpus
 from servebook.run_folder import results
 from servebook.run_folder.stored_run import StoredRun
@@ -366,3 +366,42 @@ def test_the_front_is_what_nothing_beats(choice: Choice) -> None:
     found = choice_answer.answer(choice)
     figure = charts.choice_front(found["set_ups"], found["chosen"], [])
     assert choice.chosen.set_up.name in charts.text_of(figure).takeaway
+
+
+def test_a_chapter_where_the_parameters_ask_for_it() -> None:
+    asked, silent = params.loads(TEXT), params.loads(TEXT.split("choose:")[0])
+    assert [s.notebook for s in pipeline.steps(asked, "f")][-1] == "choose"
+    assert "choose" not in [s.notebook for s in pipeline.steps(silent, "f")]
+
+
+def test_the_notebooks_answer_and_its_widgets(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from servebook.lab import choosing
+
+    monkeypatch.setenv("SERVEBOOK_OUTPUTS", str(tmp_path / "outputs"))
+    answer = choosing.choose(file, ["H200=4.59"])
+    bundle = answer._repr_mimebundle_()
+    assert answer.found["chosen"]["name"] == bundle["text/plain"]
+    assert "vllm serve" in answer.lead() and "wins with" in answer.rivals() and "Prices of one card" in answer.basis()
+    panel = choosing.panel(file, answer)
+    panel.controls["gpus"].value = ("H200",)
+    panel.controls["tpot_s"].value = 0.01
+    panel.ask()
+    assert "no set-up meets the service level" in panel.said.value and panel.answer is answer
+    panel.controls["tpot_s"].value = 40.0
+    panel.controls["fp8"].value = False
+    panel.folder.value = str(tmp_path / "saved")
+    panel.ask()
+    assert panel.said.value == "" and panel.answer is not answer
+    assert {c.set_up.quantization for c in panel.answer.choice.candidates} == {None}  # type: ignore[union-attr]
+    panel.save.click()
+    assert list((tmp_path / "saved").glob("chat-choice.yaml")) and "written" in panel.said.value
+
+
+def test_a_written_run_is_planned_by_skypilots_rules(choice: Choice, tmp_path: Path) -> None:
+    """Every written file names the card to rent, and as many of them as its engines take."""
+    for path in choice_files.write_params(choice, Path(), tmp_path):
+        if path.name.startswith("router"):
+            continue
+        run = params.load(path)
+        cards = {e.tensor_parallel_size * e.pipeline_parallel_size for e in run.engines.values()}  # type: ignore[union-attr]
+        assert run.hardware.gpu in catalog.catalog() and len(cards) == 1

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import html
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ipywidgets as w
 from IPython.display import DisplayHandle, display
+from matplotlib.figure import Figure
 
 from .. import charts
 from ..charts import lab_html
@@ -19,6 +22,7 @@ from ..hardware import prices
 from ..predictor import choice_answer
 from ..predictor.choice import Choice
 from ..report import choice as pages
+from ..report.markup import Html
 from ..run import choice_files
 from ..run.book import Book, outputs_folder
 from ..run.choosing import choice_for, kept_points
@@ -34,12 +38,35 @@ class Answer:
         self.found = choice_answer.answer(choice)
         self.found["serve"] = choice_files.serve_command(choice, choice.chosen.set_up)
 
+    def figure(self) -> Figure:
+        """What one user sees against what a card gives, for charts.show."""
+        return pages.figure(self.found, self.measured)
+
+    def lead(self) -> Html:
+        """The answer in sentences, with the command that serves it."""
+        command = f"<pre><code>{html.escape(self.found['serve'])}</code></pre>"
+        return Html(str(pages.lead(self.choice, self.found)) + command)
+
+    def rivals(self) -> Html:
+        """The best of every other kind of set-up, and what would make each win."""
+        return pages.rivals_table(self.choice, self.found)
+
+    def set_ups(self) -> Html:
+        """The cheapest of those that were simulated."""
+        return pages.set_ups_table(self.choice, self.found)
+
+    def dropped(self) -> Html:
+        """Why set-ups do not fit, with how many."""
+        return pages.dropped_table(self.found)
+
+    def basis(self) -> Html:
+        """Prices, seed, and what the probabilities are made of."""
+        return pages.basis(self.choice)
+
     def html(self) -> str:
         """The answer, the command, the chart and the rivals."""
-        chart = charts.html_figure(pages.figure(self.found, self.measured))
-        command = f'<pre style="white-space:pre-wrap;user-select:all">{lab_html.text(self.found["serve"])}</pre>'
-        rivals = f'<div class="wide">{pages.rivals_table(self.choice, self.found)}</div>'
-        return f"{pages.lead(self.choice, self.found)}{command}{chart}{rivals}{pages.basis(self.choice)}"
+        chart = charts.html_figure(self.figure())
+        return f'{self.lead()}{chart}<div class="wide">{self.rivals()}</div>{self.basis()}'
 
     def write_params(self, folder: str | Path) -> list[Path]:
         """Parameter files that measure the choice and its two nearest rivals."""
@@ -59,13 +86,13 @@ def choose(params: str | Path, gpus: Sequence[str] = (), max_gpus: int | None = 
 class Panel:
     """Widgets bound to a parameter file's question. `Search` asks it again; nothing runs while a control is turned."""
 
-    def __init__(self, params: str | Path) -> None:
+    def __init__(self, params: str | Path, answer: Answer | None = None) -> None:
         self._path = str(params)
         self._book = Book.open(params)
         given, space = self._book.params, self._book.params.choose or SearchSpace()
         if given.slo.target is None:
             raise ServebookError("no target load", f"{params}, slo", "Set slo: {target: {rate_per_s: 10}}")
-        self.answer: Answer | None = None
+        self.answer = answer
         target = given.slo.target
         self.controls: dict[str, Any] = {
             f"{name}_s": w.BoundedFloatText(
@@ -143,16 +170,17 @@ class Panel:
         self.said.value = f"written: {lab_html.text(written)}"
 
     def _ipython_display_(self) -> None:
+        if not os.environ.get("JPY_SESSION_NAME"):
+            return  # a run executes the notebook for its page, where no hand turns a control
         view = {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}
         mime = "application/vnd.jupyter.widget-view+json"
         display({mime: view, "text/html": f"<p><i>{WITHOUT_KERNEL}</i></p>", "text/plain": WITHOUT_KERNEL}, raw=True)
         self._shown.display({"text/plain": ""}, raw=True)
-        self.ask()
 
 
-def panel(params: str | Path) -> Panel:
-    """The widgets for a parameter file's question."""
-    return Panel(params)
+def panel(params: str | Path, answer: Answer | None = None) -> Panel:
+    """The widgets for a parameter file's question; answer: what Save writes before anything is searched."""
+    return Panel(params, answer)
 
 
 __all__ = ["Answer", "Panel", "choose", "panel"]

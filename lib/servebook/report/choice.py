@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from .. import charts
 from ..charts import words
@@ -66,7 +67,7 @@ def lead(choice: Choice, found: Mapping[str, Any]) -> Html:
     return Html(f"<p>{esc(text)}</p>")
 
 
-def figure(found: Mapping[str, Any], measured: Sequence[Mapping[str, Any]] = ()) -> Any:
+def figure(found: Mapping[str, Any], measured: Sequence[Mapping[str, Any]] = ()) -> Figure:
     """The chart of an answer."""
     return charts.choice_front(found["set_ups"], found["chosen"], measured)
 

@@ -30,6 +30,7 @@ NOTEBOOKS = ROOT / "notebooks"
 FIRST = ("00_preflight", "01_prediction")
 SERVING = "02_serving"
 LAST = ("07_analysis", "08_post")
+CHOICE = "choose"  # where the parameters ask for it
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ def steps(params: RunParams, params_path: str) -> list[NotebookStep]:
             for sweep, s in params.sweeps.items()
             if s.engines is None or engine in s.engines
         ]
-    return plan + [NotebookStep(name, base) for name in LAST]
+    asked = (CHOICE,) if params.choose is not None and params.slo.target is not None else ()
+    return plan + [NotebookStep(name, base) for name in (*LAST, *asked)]
 
 
 def chapters(params: RunParams, params_path: str, copies: Path) -> list[Path]:

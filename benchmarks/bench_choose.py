@@ -1,0 +1,174 @@
+"""How fast `servebook choose` searches, whether it repeats itself, and whether it orders other people's set-ups right.
+
+    python benchmarks/bench_choose.py [--speed] [--public] [--data DIR] [--pairs]
+
+--speed: a search of at least 500 set-ups of a workload with spread lengths, in a process of its own: seconds, CPU
+seconds, peak memory; twice, and the answers must be equal. --public: the rows of a table of published points (default:
+outputs/published/public) that share source, model and load and differ in their set-up, in pairs: how often the better
+one by output rate, TPOT and TTFT is named right, from the datasheet alone, where the measured ones differ by over 10 %;
+--pairs lists those named wrong. Without a choice both. The bars: 60 s on two cores, 500 MB, 90 % of the pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import re
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import public_points
+from bench_public import OWN, Bench
+from public_points import Row
+from servebook.config import params
+from servebook.predictor.choice_answer import answer
+from servebook.run.choosing import choice_for
+from servebook.run_folder.stored_run import StoredRun
+
+BAR_S, BAR_MB, BAR_SHARE, LEAST = 60.0, 500.0, 0.9, 0.10
+REQUESTS = 600  # of a simulated row
+LOAD = (
+    "source", "load", "concurrency", "rate_per_s", "num_prompts", "prompt_tokens", "output_tokens", "lengths",
+    "hit_share", "stat",
+)  # fmt: skip
+QUANTIZED = r"-(fp8|awq|gptq|w4a16|int8|int4|nvfp4)$"  # how the table names a model's quantized checkpoint
+QUESTION = """
+run: bench
+title: A chat on three cards
+model: {config: qwen2.5-7b, weights: dummy}
+hardware: {gpu: H200}
+engines: {vllm: {kind: vllm}}
+workloads:
+  chat: {prompt_tokens: "lognormal:800,600,32,4000", output_tokens: "lognormal:250,200,8,2000"}
+slo: {ttft_s: 0.5, ttft_percentile: 99, tpot_s: 0.03, target: {rate_per_s: 40, workload: chat}}
+choose:
+  gpus: {H200: 4.59, H100-SXM: 3.99, L40S: 1.95}
+  max_gpus: 8
+  tensor_parallel_size: [1, 2, 4]
+"""
+
+
+def search() -> int:
+    """One search, its cost as JSON on standard output."""
+    began, cpu = time.perf_counter(), time.process_time()
+    choice = choice_for(StoredRun(params.loads(QUESTION), Path("nowhere"), Path()), "bench")
+    found = answer(choice)
+    used = {
+        "seconds": time.perf_counter() - began, "cpu_s": time.process_time() - cpu,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "answer": found,
+    }  # fmt: skip
+    print(json.dumps(used))
+    return 0
+
+
+def speed() -> bool:
+    """Two searches, each in a process of its own."""
+    runs = []
+    for _ in range(2):
+        load = os.getloadavg()[0]
+        done = subprocess.run([sys.executable, __file__, "--one"], capture_output=True, text=True, check=True)
+        runs.append(json.loads(done.stdout) | {"load": load})
+    found = runs[0]["answer"]
+    chosen = found["chosen"]
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}")
+    print(
+        f"{found['searched']} set-ups, {found['fit']} fit, {found['simulated']} simulations, {found['judged']} judged"
+    )
+    print(
+        f"choice: {chosen['replicas']} × {chosen['name']}, {chosen['cost_per_hour']:.2f}/h, {chosen['probability']:.0%}"
+    )
+    for r in runs:
+        busy = f"load average {r['load']:.1f}"
+        print(f"{r['seconds']:.1f} s, {r['cpu_s']:.1f} s of one core, peak {r['peak_mb']:.0f} MB ({busy})")
+    same = runs[0]["answer"] == runs[1]["answer"]
+    print("the same answer twice" if same else "NOT the same answer twice")
+    good = same and found["searched"] >= 500
+    return good and all(min(r["seconds"], r["cpu_s"]) <= BAR_S and r["peak_mb"] < BAR_MB for r in runs)
+
+
+def public(folder: Path, show: bool) -> bool:
+    """The pairs of a table of published points."""
+    rows = public_points.read(folder)
+    tools = public_points.tools(folder, OWN)
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        if row.measured:
+            model = re.sub(QUANTIZED, "", row.cells.get("model", ""))
+            groups.setdefault((model, *(row.cells.get(k, "") for k in LOAD)), []).append(row)
+    right: dict[str, list[bool]] = {"output": [], "output a card": [], "tpot": [], "ttft": []}
+    for members in groups.values():
+        if len({_set_up(row) for row in members}) > 1:
+            _pairs(members, folder, tools, right, show)
+    total = [ok for found in right.values() for ok in found]
+    for metric, found in right.items():
+        share = sum(found) / len(found) if found else 0.0
+        print(f"{metric:<14}{len(found):>6} pairs that differ by over {LEAST:.0%}, {share:.1%} named right")
+    share = sum(total) / len(total) if total else 0.0
+    print(f"{'all':<14}{len(total):>6} pairs, {share:.1%} named right (bar {BAR_SHARE:.0%})")
+    return bool(total) and share >= BAR_SHARE
+
+
+def _set_up(row: Row) -> tuple[str, ...]:
+    return row.setup + tuple(row.cells.get(k, "") for k in ("max_num_seqs", "max_num_batched_tokens"))
+
+
+def _pairs(
+    members: Sequence[Row], folder: Path, tools: dict[str, str], right: dict[str, list[bool]], show: bool
+) -> None:
+    """The pairs of one load, each set-up predicted once."""
+    bench = Bench(members, folder, tools)
+    predicted = []
+    for row, server in bench.usable:
+        try:
+            times = server.times(bench.prior(row, server).constants)
+            said = bench.predict(row, server, times, 1, REQUESTS)
+        except (ValueError, ArithmeticError):
+            continue
+        cards = (row.whole("tp", 1) or 1) * (row.whole("dp", 1) or 1)
+        measured = dict(row.measured)
+        if "output" in measured:
+            measured["output a card"], said["output a card"] = measured["output"] / cards, said["output"] / cards
+        predicted.append((row, said, measured))
+    for (a, of_a, was_a), (b, of_b, was_b) in itertools.combinations(predicted, 2):
+        if _set_up(a) == _set_up(b):
+            continue
+        for metric, found in right.items():
+            if metric not in was_a or metric not in was_b:
+                continue
+            ratio = was_a[metric] / was_b[metric]
+            if max(ratio, 1 / ratio) <= 1 + LEAST:
+                continue
+            said_ratio = of_a[metric] / of_b[metric] if of_b[metric] > 0 else 1.0
+            found.append((said_ratio > 1) == (ratio > 1))
+            if show and not found[-1]:
+                print(f"  {metric} measured {ratio:.2f}, predicted {said_ratio:.2f}: {a.name} against {b.name}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--public", action="store_true")
+    parser.add_argument("--data", type=Path, default=OWN, metavar="DIR")
+    parser.add_argument("--pairs", action="store_true", help="list the pairs that are named wrong")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        return search()
+    both = not (options.speed or options.public)
+    good = True
+    if options.speed or both:
+        good &= speed()
+    if options.public or both:
+        good &= public(options.data, options.pairs)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
