@@ -74,12 +74,16 @@ class Controls:
         self.other = menu("compare with", ["–", *questions.all_gpus()])
         self.actions = {name: w.Button(description=name, layout=w.Layout(width="auto")) for name in ACTIONS}
         self.said = w.HTML()
+        self.box = w.VBox(self._rows())
+
+    def _rows(self) -> list[Any]:
+        """The widgets in rows."""
         c = self.settings
         columns = [
             [c["model"], c["gpu"], c["engine"], c["quantization"], c["kv_cache_dtype"]],
             [c["tensor_parallel_size"], c["max_num_batched_tokens"], c["max_num_seqs"], c["max_model_len"], self.other],
         ]
-        rows = [
+        return [
             w.HBox([w.VBox(column) for column in columns] + [w.VBox([
                 c["prompt_tokens"], c["output_tokens"], c["concurrency"],
                 w.HBox([c["rate_per_s"], c["price_per_hour"]]), w.HBox([c["ttft_slo_s"], c["tpot_slo_s"]]),
@@ -87,7 +91,6 @@ class Controls:
             w.HBox([self.run, self.sweep], layout=_WRAP),
             w.HBox([*self.actions.values(), self.said], layout=_WRAP),
         ]  # fmt: skip
-        self.box = w.VBox(rows)
 
 
 def choose(control: Any, value: Any) -> None:
