@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from servebook.common.errors import ServebookError
+from servebook.common.measured_point import MeasuredPoint
 from servebook.config import params, request_plan
 from servebook.config.points import PointSpec
 from servebook.config.workloads import Workload
+from servebook.run.book import Book
+from servebook.run_folder import results
+from servebook.run_folder.pack import pack
 
 HEAD = """
 run: w
@@ -115,3 +119,30 @@ def test_arrivals_of_a_point_are_the_same_on_both_sides():
     a, b = request_plan.due_times(spec, load, 100), request_plan.due_times(spec, load, 50)
     assert (a[:50] == b).all() and abs(a[-1] / 99 - 0.5) < 0.15
     assert not (request_plan.due_times(spec, params.Load(seed=8), 50) == b).all()
+
+
+def test_a_run_keeps_its_trace_and_its_pack_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("SERVEBOOK_OUTPUTS", str(tmp_path / "outputs"))
+    (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n1,10,5\n2,20,5\n")
+    text = HEAD + "workloads: {recorded: {trace: t.csv}}\nsweeps: {replay: {kind: trace, workload: recorded}}\n"
+    (tmp_path / "w.yaml").write_text(text)
+    book = Book.open(tmp_path / "w.yaml", create=True)
+    (tmp_path / "t.csv").unlink()
+    stored = Book.at(book.dir)
+    (spec,) = stored.specs("vllm", "replay")
+    assert spec.workload.rows().prompt_tokens.tolist() == [10, 20]
+    assert spec.workload.identity() == book.specs("vllm", "replay")[0].workload.identity()
+    point = MeasuredPoint(
+        sweep="replay", engine="vllm", point_id=spec.point, kind="trace", prompt_tokens=15, output_tokens=5, requests=2
+    )
+    results.write_point(book.dir, point)
+    results.rows_path(book.dir, "replay", "vllm", spec.point).write_text('{"i": 0, "ok": true, "phase": "measured"}\n')
+    assert Book.at(pack(book.dir, tmp_path / "packed")).params == stored.params
+
+
+def test_prompts_over_the_context_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("SERVEBOOK_OUTPUTS", str(tmp_path))
+    text = HEAD + CHAT.replace("800:1000", "800:400000") + STEPS
+    (tmp_path / "w.yaml").write_text(text)
+    with pytest.raises(ServebookError, match=r"steps asks for 400,000 prompt and 1,024 output tokens, more"):
+        Book.open(tmp_path / "w.yaml")

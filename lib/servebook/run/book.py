@@ -6,6 +6,7 @@ What is read is in `stored`, which points are done in `ledger`, the measuring in
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -99,9 +100,10 @@ class Book(WorkingRun):
         own = {}
         for name, workload in self.params.workloads.items():
             if workload.trace is not None:
-                kept = f"traces/{name}{Path(workload.trace).suffix}"
-                files.write_text(self.dir / kept, (self.base / workload.trace).read_text(encoding="utf-8-sig"))
-                workload = workload.model_copy(update={"trace": kept})
+                kept = RunFiles(self.dir).traces / f"{name}{Path(workload.trace).suffix}"
+                with files.writing(kept) as scratch:
+                    shutil.copyfile(self.base / workload.trace, scratch)
+                workload = workload.model_copy(update={"trace": str(kept.relative_to(self.dir))})
             own[name] = workload
         return self.params.model_copy(update={"workloads": own}) if own else self.params
 

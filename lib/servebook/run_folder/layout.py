@@ -28,6 +28,11 @@ class RunFiles:
         return self.dir / "hardware.json"
 
     @property
+    def traces(self) -> Path:
+        """The traces that the run's workloads are of, copied."""
+        return self.dir / "traces"
+
+    @property
     def predictions(self) -> Path:
         """Every frozen prediction."""
         return self.dir / "predictions.json"

@@ -54,6 +54,9 @@ def _pack(run_dir: Path, into: Path, points: list[MeasuredPoint]) -> Path:
     ):  # fmt: skip
         if path.exists():
             _copy(path, into / path.name)
+    for path in sorted(run.traces.glob("*")):
+        with files.writing(RunFiles(into).traces / path.name) as scratch:
+            shutil.copyfile(path, scratch)
     for folder in FOLDERS:
         for path in sorted((run_dir / folder).rglob("*.json")):
             if not path.name.startswith("."):
