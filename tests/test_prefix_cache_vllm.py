@@ -18,7 +18,7 @@ WORKLOADS = 300
 
 
 def workload(seed: int) -> SimpleNamespace:
-    """Requests as (id, at, segments, output, conversation): segments as kv_blocks.Segments; a conversation's request
+    """Requests as (id, at, segments, output, conversation): segments as PromptSegments; a conversation's request
     adds its segments to all that was there before, and arrives when the one before it has ended."""
     rng = random.Random(1000 + seed)
     seats = rng.choice([1, 2, 4, 8, 16])

@@ -21,7 +21,7 @@ def _length(value: int | str) -> int | str:
     return value
 
 
-Length = Annotated[int | str, AfterValidator(_length)]
+LengthParams = Annotated[int | str, AfterValidator(_length)]
 TraceForm = Literal[
     "servebook", "azure", "burstgpt", "mooncake", "timed", "sharegpt", "vllm_custom", "inference_perf"
 ]  # trace_forms.FORMATS
@@ -43,8 +43,8 @@ class Workload(Strict):
     prompt_tokens is what a turn adds.
     """
 
-    prompt_tokens: Length | None = OneOf
-    output_tokens: Length | None = OneOf
+    prompt_tokens: LengthParams | None = OneOf
+    output_tokens: LengthParams | None = OneOf
     shared_prefix: SharedPrefix | None = OneOf
     unique_prompts: Count | None = OneOf
     turns: Count = 1

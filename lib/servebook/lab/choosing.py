@@ -30,7 +30,7 @@ from ..run.choosing import choice_for, kept_points
 WITHOUT_KERNEL = "The controls need a running kernel: Run ▸ Run All Cells. The last answer stays below."
 
 
-class Answer:
+class ChoiceView:
     """A choice with everything that is said of it; shows itself in a cell. found: choice_answer.answer."""
 
     def __init__(self, choice: Choice, base: Path, measured: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -76,17 +76,17 @@ class Answer:
         return lab_html.page([self.html()], self.found["chosen"]["name"]).bundle()
 
 
-def choose(params: str | Path, gpus: Sequence[str] = (), max_gpus: int | None = None) -> Answer:
+def choose(params: str | Path, gpus: Sequence[str] = (), max_gpus: int | None = None) -> ChoiceView:
     """The cheapest set-up for a parameter file's slo and target load, as `servebook choose`."""
     book = Book.open(params)
     choice = choice_for(book, str(params), gpus, max_gpus)
-    return Answer(choice, book.base, kept_points(book, [outputs_folder(), outputs_folder() / "reference"]))
+    return ChoiceView(choice, book.base, kept_points(book, [outputs_folder(), outputs_folder() / "reference"]))
 
 
-class Panel:
+class ChoicePanel:
     """Widgets bound to a parameter file's question. `Search` asks it again; nothing runs while a control is turned."""
 
-    def __init__(self, params: str | Path, answer: Answer | None = None) -> None:
+    def __init__(self, params: str | Path, answer: ChoiceView | None = None) -> None:
         self._path = str(params)
         self._book = Book.open(params)
         given, space = self._book.params, self._book.params.choose or SearchSpace()
@@ -155,7 +155,7 @@ class Panel:
             run = Book(self._asked(), self._book.dir, self._book.base)
             asked = space.model_copy(update={"gpus": given, "max_gpus": c["max_gpus"].value, **fp8})
             kept = kept_points(run, [outputs_folder(), outputs_folder() / "reference"])
-            self.answer = Answer(choice_for(run, self._path, space=asked), run.base, kept)
+            self.answer = ChoiceView(choice_for(run, self._path, space=asked), run.base, kept)
             self._shown.update(lab_html.page([self.answer.html()], "").bundle(), raw=True)
             self.said.value = ""
         except (ServebookError, ValueError) as error:
@@ -178,9 +178,9 @@ class Panel:
         self._shown.display({"text/plain": ""}, raw=True)
 
 
-def panel(params: str | Path, answer: Answer | None = None) -> Panel:
+def panel(params: str | Path, answer: ChoiceView | None = None) -> ChoicePanel:
     """The widgets for a parameter file's question; answer: what Save writes before anything is searched."""
-    return Panel(params, answer)
+    return ChoicePanel(params, answer)
 
 
-__all__ = ["Answer", "Panel", "choose", "panel"]
+__all__ = ["ChoicePanel", "ChoiceView", "choose", "panel"]

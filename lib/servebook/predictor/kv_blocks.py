@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 
-Segments = Sequence[tuple[Hashable, int]]  # what a prompt consists of: (stream of tokens, how many from its start)
+PromptSegments = Sequence[
+    tuple[Hashable, int]
+]  # what a prompt consists of: (stream of tokens, how many from its start)
 
 
 class Slot:
@@ -68,7 +70,7 @@ class PrefixTree:
     def __init__(self, block_size: int) -> None:
         self._size, self._root = block_size, _Node()
 
-    def slots(self, segments: Segments) -> list[Slot]:
+    def slots(self, segments: PromptSegments) -> list[Slot]:
         """One slot for each full block of these tokens."""
         node, at, out, size = self._root, 0, [], self._size
         for stream, tokens in segments:

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from .kv_blocks import Block, BlockPool, PrefixTree, Segments, Slot
+from .kv_blocks import Block, BlockPool, PrefixTree, PromptSegments, Slot
 
 WAITING, PREFILL, DECODE, DRAINING, FINISHED = range(5)  # DRAINING: last token scheduled, its step not processed yet
 
@@ -56,7 +56,7 @@ class Request:
 
     def __init__(self, id: int, prompt_tokens: int, output_tokens: int, hit_tokens: int = 0, client: int = 0) -> None:
         self.id, self.client = id, client
-        self.shared: Segments = ()
+        self.shared: PromptSegments = ()
         self.slots: Sequence[Slot] = ()
         self.conversation: Hashable = None
         self.last_turn = True

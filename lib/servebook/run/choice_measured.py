@@ -25,7 +25,7 @@ RARE = 0.05  # a stated probability that what came has contradicts it
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredChoice:
     """One set-up as measured. values: {latency: (value, low, high)} at the level's percentiles, 95 % intervals."""
 
     candidate: Candidate
@@ -59,7 +59,7 @@ def check(choice: Choice, run_dirs: Sequence[Path]) -> dict[str, Any]:
     return {"stands": stands, "lines": lines, "measured": [_row(choice, m) for m in found]}
 
 
-def _of_run(choice: Choice, book: Book) -> list[Measured]:
+def _of_run(choice: Choice, book: Book) -> list[MeasuredChoice]:
     found = []
     for engine_name, engine in book.params.engines.items():
         if not isinstance(engine, VllmEngine):
@@ -78,7 +78,7 @@ def _of_run(choice: Choice, book: Book) -> list[Measured]:
                 continue
             c = _candidate(choice, _set_up(choice, book, engine), replicas)
             if c is not None:
-                found.append(Measured(c, engine_name, book.params.run, point, values))
+                found.append(MeasuredChoice(c, engine_name, book.params.run, point, values))
     return found
 
 
@@ -145,7 +145,7 @@ def _candidate(choice: Choice, s: SetUp, replicas: int) -> Candidate | None:
     return found
 
 
-def _lines(choice: Choice, m: Measured) -> list[str]:
+def _lines(choice: Choice, m: MeasuredChoice) -> list[str]:
     c, said = m.candidate, "meets" if m.meets(choice) else "misses"
     sure = f"{c.judged.probability:.0%} predicted" if c.judged else "predicted to fall behind"
     cost = f"{c.cost_per_hour:.2f} {choice.currency}/h"
@@ -164,7 +164,9 @@ def _lines(choice: Choice, m: Measured) -> list[str]:
     return lines
 
 
-def _verdict(choice: Choice, own: Sequence[Measured], meeting: Sequence[Measured], stands: bool | None) -> str:
+def _verdict(
+    choice: Choice, own: Sequence[MeasuredChoice], meeting: Sequence[MeasuredChoice], stands: bool | None
+) -> str:
     if stands is None:
         return f"the choice itself was not measured: {choice.chosen.set_up.name}"
     if stands:
@@ -177,7 +179,7 @@ def _verdict(choice: Choice, own: Sequence[Measured], meeting: Sequence[Measured
     return f"the choice does not stand: {best.set_up.name} meets the level for {cost}"
 
 
-def _row(choice: Choice, m: Measured) -> dict[str, Any]:
+def _row(choice: Choice, m: MeasuredChoice) -> dict[str, Any]:
     judged = m.candidate.judged
     return {
         **m.candidate.set_up.as_dict(), "run": m.run, "engine": m.engine, "point": m.point.point_id,
