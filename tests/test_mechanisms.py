@@ -94,3 +94,12 @@ def test_a_saturated_api_server_merges_small_steps_and_falls_behind_large_ones()
     skipped = _ApiLoop(1e-4)
     skipped.behind(49, 200, 0.0)
     assert skipped.events(200, 0.005 * 49) - 0.005 * 49 == pytest.approx(late[-1])
+
+
+def test_experts_are_launched_one_by_one_only_beyond_the_graphs():
+    params = ModelParams(config="qwen3-30b-a3b", weights="dummy")
+    experts = times(model.load_shape(params, Path(".")))
+    beyond, within = experts.launch(513), experts.launch(512)
+    dense = 48 * experts.constants["layer_launch_s"]
+    assert beyond == pytest.approx(dense + 48 * experts.constants["expert_launch_s"])
+    assert within == pytest.approx(dense * experts.constants["piecewise_share"])

@@ -102,6 +102,8 @@ class VllmTimes(_Model):
         self.overlap = layout.pipeline  # chunks of one prompt that are in the pipeline at once, if nothing else is
         self.launch_s = shape.layers * constants.get("layer_launch_s", 0.0)  # a CPU launches nothing ahead
         self.piecewise_s = self.launch_s * constants.get("piecewise_share", 1.0)
+        if shape.experts:  # inside the graphs where a step is captured
+            self.launch_s += shape.experts.layers * constants.get("expert_launch_s", 0.0)
         # on a CPU it is part of host_s: no step runs meanwhile
         self.asynchronous = asynchronous
         self.prepare_s = constants.get("prepare_s", 0.0) * (1.0 if asynchronous else EXPOSED_SHARE)

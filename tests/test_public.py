@@ -1,0 +1,44 @@
+"""The bench over published points: its form, and rows that it cannot take."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "outputs" / "published" / "public"
+
+
+def test_every_row_is_scored_or_named(tmp_path):
+    with (KEPT / "points.csv").open(encoding="utf-8") as f:
+        some = [r for r in csv.DictReader(f) if r["model"].startswith("cfg:qwen2.5-0.5b")]
+    some = [r for r in some if r["concurrency"] in ("1", "2", "8")]
+    unknown = some[0] | {"gpu": "TPU-v9"}
+    too_fast = some[0] | {"concurrency": "4", "tpot_ms": "0.5"}  # its weights alone need 3 ms
+    (tmp_path / "models").mkdir()
+    with (tmp_path / "points.csv").open("w", encoding="utf-8", newline="") as f:
+        table = csv.DictWriter(f, list(some[0]))
+        table.writeheader()
+        table.writerows([*some, unknown, too_fast])
+    bench = [sys.executable, str(ROOT / "benchmarks" / "bench_public.py")]
+    asked = [*bench, "--data", str(tmp_path), "--json", "--jobs", "1"]
+    env = os.environ | {"PYTHONPATH": f"{ROOT / 'lib'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    found = json.loads(subprocess.run(asked, capture_output=True, text=True, check=True, env=env).stdout)
+    assert found["datasheet"]["tpot"]["n"] == 3 and found["datasheet"]["ttft"]["n"] == 4
+    assert found["calibrated"]["tpot"]["n"] == 2  # C = 1 was learned from
+    assert set(found["datasheet"]["ttft"]) == {"error", "median", "bias", "inside", "n"}
+    assert all(0 <= found["datasheet"][m]["error"] < 1 for m in ("ttft", "tpot", "output"))
+    assert list(found["by"]["gpu"]) == ["L4"] and set(found["by"]["source"]["wmx-l4"]) == {"datasheet", "calibrated"}
+    assert len(found["failed"]) == 1 and "TPU-v9" in found["failed"][0]
+    assert len(found["ruled_out"]) == 1 and "weights alone" in found["ruled_out"][0]
+
+
+def test_a_folder_without_a_table_is_one_line(tmp_path):
+    bench = [sys.executable, str(ROOT / "benchmarks" / "bench_public.py"), "--data", str(tmp_path)]
+    env = os.environ | {"PYTHONPATH": f"{ROOT / 'lib'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(bench, capture_output=True, text=True, env=env)
+    assert done.returncode == 1 and "there is no points.csv" in done.stderr and done.stderr.count("\n") == 1
