@@ -1,0 +1,75 @@
+"""The KV pool held against vLLM's own classes: groups of layers, bytes a block, tokens and concurrency."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from servebook.model.shape import AttentionLayers
+from servebook.predictor import kv_groups
+from test_published_configs import shape
+
+pytest.importorskip("vllm")
+MODELS = [
+    "Qwen--Qwen3-30B-A3B", "google--gemma-3-27b-it-full", "google--gemma-3-4b-it", "google--gemma-2-9b",
+    "openai--gpt-oss-20b", "edge--mistral-no-window-key", "deepseek-ai--DeepSeek-V3", "InferSim--qwen3-next-80B-A3B",
+    "Qwen--Qwen3.5-27B", "google--gemma-4-26B-A4B", "nvidia--NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16",
+    "meta-llama--Llama-4-Scout-17B-16E-Instruct", "XiaomiMiMo--MiMo-V2-Flash", "deepseek-ai--DeepSeek-V3.2",
+]  # fmt: skip
+
+
+def specs(kinds: tuple[AttentionLayers, ...], block: int, page: int) -> dict[str, Any]:
+    """A vLLM KVCacheSpec for every layer. page: of a layer's KV, which states are padded to."""
+    import torch
+    from vllm.v1 import kv_cache_interface as vllm
+
+    out: dict[str, Any] = {}
+    for n, a in enumerate(kinds):
+        common: dict[str, Any] = {"block_size": block, "dtype": torch.bfloat16}
+        if a.kind == "state":
+            spec: Any = vllm.MambaSpec(
+                shapes=((a.state_bytes,),), dtypes=(torch.int8,), block_size=block, page_size_padded=page,
+                mamba_cache_mode="align",
+            )  # fmt: skip
+        elif a.kind == "latent":
+            spec = vllm.MLAAttentionSpec(num_kv_heads=1, head_size=a.elements, **common)
+        elif a.kind == "indexer":
+            spec = vllm.MLAAttentionSpec(block_size=block, num_kv_heads=1, head_size=132, dtype=torch.uint8)
+        else:
+            common |= {"num_kv_heads": a.kv_heads, "head_size": a.key_dim, "head_size_v": a.value_dim}
+            if a.kind == "sliding":
+                spec = vllm.SlidingWindowSpec(sliding_window=a.window, **common)
+            elif a.kind == "chunked":
+                spec = vllm.ChunkedLocalAttentionSpec(attention_chunk_size=a.window, **common)
+            else:
+                spec = vllm.FullAttentionSpec(**common)
+        out |= {f"{n}.{i}": spec for i in range(a.layers)}
+    return out
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_pools_are_those_of_vllms_classes(name: str) -> None:
+    from vllm.v1.core import kv_cache_utils as vllm
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+
+    kinds, context, in_flight, memory = shape(name).attention, 32_768, 2 * 2048, 20 * 10**9
+    ours = kv_groups.pool(kinds, memory, in_flight=in_flight)
+    block = min(g.block for g in ours.groups) if any(a.kind == "state" for a in kinds) else 16
+    page = max(g.page for g in ours.groups)
+    config: Any = SimpleNamespace(
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=any(a.kind == "chunked" for a in kinds)),
+        cache_config=SimpleNamespace(
+            get_resolved_kv_cache_layout=lambda: KVCacheLayout.LBHNC, num_gpu_blocks_override=None,
+            prefix_cache_retention_interval=None, mamba_cache_mode="align",
+        ),
+        attention_config=SimpleNamespace(hisparse_config=None),
+        model_config=SimpleNamespace(max_model_len=context),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=1),
+        speculative_config=None, num_speculative_tokens=0, max_in_flight_tokens=in_flight,
+    )  # fmt: skip
+    groups = vllm.get_kv_cache_groups(config, specs(kinds, block, page))
+    theirs = vllm.get_kv_cache_config_from_groups(config, groups, memory)
+    tokens, concurrency = vllm.get_kv_cache_capacity(config, theirs)
+    assert (ours.blocks, ours.tokens(context)) == (theirs.num_blocks, tokens)
+    assert ours.concurrency(context) == pytest.approx(concurrency)
