@@ -43,6 +43,8 @@ def predict_load(
         run="load", title="", model=ModelParams(config=shape.name or "model", weights="dummy"),
         hardware=HardwareParams(gpu=gpu.name), engines={"engine": engine}, load=how,
     )  # fmt: skip
+    # other tools ask for usage once, at the end of a stream
+    facts = {"usage_per_event": not text, **(facts or {})}
     f = forecaster(params, "engine", shape, gpu, facts=facts, samples=samples)
     f.text = text
     spec = PointSpec("load", "engine", "load", kind, *workload.mean_tokens(), workload=workload, **load)

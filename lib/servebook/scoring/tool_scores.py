@@ -69,7 +69,7 @@ def score_result(
     requests (their spread, what prompts share)."""
     assumed = [*result.assumed]
     load = params.load.model_copy(update={"jitter_s": 0.0, "max_seconds": 1e6})
-    f = forecaster(params.model_copy(update={"load": load}), engine, shape, gpu)
+    f = forecaster(params.model_copy(update={"load": load}), engine, shape, gpu, facts={"usage_per_event": False})
     f.text = result.text
     if result.text:
         assumed.append("prompts sent as texts, which the server makes tokens of")
