@@ -96,7 +96,7 @@ class RawServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection, nth, goes_on = self._connections, 0, True
         self._connections += 1
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             while goes_on:
                 lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
                 method, path, _ = lines[0].split(" ", 2)
@@ -135,11 +135,16 @@ class RawServer:
             loop.run_until_complete(main())
             loop.run_forever()
 
+        def stop() -> None:
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+            loop.call_later(0.02, loop.stop)
+
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         started.wait(5)
         try:
             yield self
         finally:
-            loop.call_soon_threadsafe(loop.stop)
+            loop.call_soon_threadsafe(stop)
             thread.join(5)

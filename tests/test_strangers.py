@@ -199,6 +199,22 @@ def test_a_new_connection_that_is_closed_without_an_answer_is_the_servers_failur
     assert point.requests == 0 and "closed the connection" in str(point.reasons[0])
 
 
+def test_a_chunk_whose_size_is_no_number_is_not_waited_for() -> None:
+    async def post(x: Exchange) -> None:
+        if x.probe:
+            return await x.stream()
+        x.head()
+        x.writer.write(b"zz\r\nhello\r\n")
+
+    with RawServer(post).running() as server:
+        point = measure(server, limit_s=60.0)
+    assert (
+        point.requests == 0
+        and "cut mid-stream" in str(point.reasons[0])
+        and (point.stop_reason or "").startswith("every")
+    )
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
     [

@@ -45,6 +45,7 @@ class Tapped(ResponseHandler):
     and hundreds of streams do not wait their turn for a time stamp."""
 
     arrived = 0.0
+    lost = False
     tap: tuple[StreamReader, Callable[[bytes, float], None]] | None = None
 
     def data_received(self, data: bytes) -> None:
@@ -52,6 +53,12 @@ class Tapped(ResponseHandler):
         super().data_received(data)
         if self.tap is not None:
             self.pour()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self.lost = True
+        if self.tap is not None:
+            _cut_short(self.tap[0])
 
     def pour(self) -> None:
         """Feed what the body holds, stamped with the read that it came in."""
@@ -70,9 +77,17 @@ class Tapped(ResponseHandler):
             super().resume_reading(resume_parser)
 
 
+def _cut_short(content: StreamReader) -> None:
+    """Tell whoever waits for a body that nothing more comes: aiohttp does not where chunks could not be read."""
+    if not content.is_eof() and content.exception() is None:
+        content.set_exception(aiohttp.ClientPayloadError("the connection was lost"))
+
+
 async def read_tapped(content: StreamReader, protocol: Tapped, feed: Callable[[bytes, float], None]) -> None:
     """Feed what came with the headers, then let the protocol feed until the body's end."""
     protocol.tap = tap = content, feed
+    if protocol.lost:
+        _cut_short(content)
     try:
         if content.exception() is None:
             content.__class__ = Poured
