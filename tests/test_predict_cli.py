@@ -216,7 +216,7 @@ def test_capacity_says_why_an_open_loop_carries_more():
     closed = {"concurrency": 7, "output_tok_per_s": 220.0}
     rate = {"rate_per_s": 5.0, "output_tok_per_s": 660.0, "cost_per_million_output_tokens": None}
     row = {"engine": "vllm", "case": "as it is", "note": None, "by_concurrency": closed, "by_rate": rate}
-    assert "arrivals are spread" in capacity_cli.text([row], 512, 128, run, False)
-    assert "arrivals are spread" not in capacity_cli.text(
+    assert "arrivals of an open loop are spread" in capacity_cli.text([row], 512, 128, run, False)
+    assert "arrivals of an open loop are spread" not in capacity_cli.text(
         [{**row, "by_rate": {**rate, "output_tok_per_s": 200.0}}], 512, 128, run, False
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from servebook.charts import words
 from servebook.common.errors import ServebookError
 from servebook.report import notes, outputs, scrub, tables
 from servebook.report.markdown import Ids, Renderer, markdown, mathml
-from servebook.report.render import render
+from servebook.report.render import render, written
 from servebook.report.scrub import ROOT, Scrub
 from servebook.report.social import social, write_social
 from servebook.scoring import score
@@ -43,17 +44,25 @@ def test_order_title_and_links(run: tuple[Path, list[Path]]) -> None:
     page = render(folder, books).read_text()
     assert "<title>Serving Qwen2.5-7B on an A40, predicted first</title>" in page
     assert page.count("<h1>") == 1
-    assert page.index("What the prediction got wrong") < page.index('id="lab-book"') < page.index('id="01-prediction"')
-    assert page.index('id="01-prediction"') < page.index('id="03-concurrency"')
-    assert '<a href="#03-concurrency">the sweep</a>' in page
+    book = (folder / "labbook.html").read_text()
+    assert page.index("What the prediction got wrong") < page.index('<a href="labbook.html">labbook.html</a>')
+    assert '<a href="labbook.html#01-prediction">' in page and 'id="01-prediction"' not in page
+    assert book.index('id="01-prediction"') < book.index('id="03-concurrency"') < book.index('id="glossary"')
+    assert '<a href="#03-concurrency">the sweep</a>' in book and '<a href="report.html">report</a>' in book
+    assert written(folder / "report.html") == [folder / "report.html", folder / "labbook.html"]
     assert "Prediction “datasheet” frozen 2026-01-02T03:00:00Z" in page
     assert "First measured point of a sweep began 2026-01-02T03:04:05Z" in page
 
 
 def test_a_figure_shown_twice_is_a_link_the_second_time(run: tuple[Path, list[Path]]) -> None:
-    page = render(*run).read_text()  # the post and chapter 03 draw the same chart from the same data
+    folder, books = run
+    again = shutil.copy(books[1], folder / "notebooks" / "04_again.ipynb")  # draws the chapter's charts once more
+    render(folder, [*books, again])
+    page = (folder / "labbook.html").read_text()
     assert page.count('<figure class="sb-figure" id="throughput-c512') == 1
     assert 'Shown above: <a href="#throughput-c512">Concurrency against decode throughput' in page
+    report = (folder / "report.html").read_text()
+    assert report.count('<figure class="sb-figure" id="throughput-c512') == 1  # each file holds its figures
 
 
 def test_chapters_of_one_notebook_are_told_apart(tmp_path: Path) -> None:

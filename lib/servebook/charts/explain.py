@@ -10,12 +10,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ..predictor.roofline import ridge_flop_per_byte
 from ..scoring import score
 from . import words
-from .style import LIGHT, Canvas, FigureText, chart, engine_order, engine_styles, plain_log, y_axis
+from .style import LIGHT, Canvas, FigureText, chart, engine_order, engine_styles, log_ticks, plain_log, tip, y_axis
+
+PREFILL_MARKER = "^"  # filled like all others: hollow means doubted, in every figure
 
 
 @chart
@@ -49,15 +51,19 @@ def roofline(
     for engine in engines:
         look = styles[engine]
         for phase, own in frame[frame["engine"] == engine].groupby("phase", sort=True):
-            fill = look.colour if phase == "decode" else LIGHT["paper"]
+            marker = look.marker if phase == "decode" else PREFILL_MARKER
             # steps come workload by workload: where the intensity falls, the next workload begins
             workloads = (own["intensity"].diff() < -0.2 * own["intensity"]).cumsum()
             for _, line in own.groupby(workloads):
                 ax.plot(line["intensity"], line["rate"], "-", color=look.colour, linewidth=0.8, alpha=0.5, zorder=3)
-            ax.plot(own["intensity"], own["rate"], look.marker, color=look.colour, markerfacecolor=fill, zorder=4)
+            ax.plot(own["intensity"], own["rate"], marker, color=look.colour, zorder=4)
             clause, sentence = _roof_words(f"{engine}'s {phase}", f"{engine} {phase}", own, bytes_per_s, peak, ridge)
             found.append(clause)
             alt.append(sentence)
+            share = own["rate"] / np.minimum(own["intensity"] * bytes_per_s / 1e12, peak)
+            for (_, r), s in zip(own.iterrows(), share, strict=True):
+                reached = f"{words.number(r['rate'])} TFLOP/s, {words.percent(s)} of the roof"
+                tip(ax, r["intensity"], r["rate"], f"{engine} {phase}, {r['label']}: {reached}")
             ends = pd.concat([line.iloc[[0, -1]] for _, line in own.groupby(workloads)])
             for _, row in ends.iterrows():
                 if (phase, row["label"]) in named:  # the engines' steps of one kind lie close together
@@ -103,7 +109,9 @@ def _roofline_axes(ax: Axes, reach: tuple[float, float], roof: tuple[float, floa
     ax.set(xscale="log", xlim=(left, right), ylim=(lowest, peak * 2.2))
     y_axis(ax, "TFLOP/s reached", "", log=True)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: words.number(v)))
-    ax.set_xlabel("Operational intensity (FLOP/byte)")
+    ax.xaxis.set_major_locator(FixedLocator(log_ticks(left, right)))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xlabel("Operational intensity (FLOP/byte, log)")
     ax.annotate(f"ridge {words.number(ridge)}", (ridge, lowest), (4, 5), textcoords="offset points", fontsize=8,
                 color=LIGHT["muted"])  # fmt: skip
     ax.annotate(f"{words.number(peak)} TFLOP/s", (right, peak), (-2, 4), textcoords="offset points", ha="right",
@@ -117,9 +125,8 @@ def _roofline_handles(styles: Mapping[str, Any], engines: Sequence[str], *, pref
     ]
     if prefills:
         handles += [
-            Line2D([], [], color=LIGHT["muted"], marker="o", linestyle="none", markersize=5, label="decode"),
-            Line2D([], [], color=LIGHT["muted"], marker="o", linestyle="none", markersize=5, label="prefill",
-                   markerfacecolor=LIGHT["paper"]),
+            Line2D([], [], color=LIGHT["muted"], marker=marker, linestyle="none", markersize=5, label=phase)
+            for phase, marker in (("decode", "o"), ("prefill", PREFILL_MARKER))
         ]  # fmt: skip
     return handles
 
@@ -260,7 +267,7 @@ def saturation(
 
 @chart
 def predicted_vs_measured(canvas: Canvas, scores: pd.DataFrame, *, id: str = "predicted-vs-measured") -> Figure:
-    """Every score of the run: measured ÷ predicted, one row a metric, one mark a point, each engine's best stage."""
+    """Every score of the run: predicted ÷ measured, one row a metric, one mark a point, each engine's best stage."""
     rows = score.final(scores) if len(scores) else scores
     figure, [(ax, _)] = canvas.panels(1, height=0.9 + 0.42 * max(2, rows["metric"].nunique() if len(rows) else 2))
     title = "Every prediction against its measurement"
@@ -274,15 +281,18 @@ def predicted_vs_measured(canvas: Canvas, scores: pd.DataFrame, *, id: str = "pr
     metrics = [m for m in score.MEASURED if (rows["metric"] == m).any()]
     names = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "latency", "output_tok_per_s": "output tok/s",
              "decode_tok_per_s": "decode tok/s", "request_rate_per_s": "requests/s"}  # fmt: skip
-    ax.axvspan(1 / (1 + score.NEAR), 1 / (1 - score.NEAR), color=LIGHT["band"], alpha=0.6, zorder=0)
-    ax.axvspan(1 / (1 + score.HIT), 1 / (1 - score.HIT), color=LIGHT["grid"], zorder=0)
+    ax.axvspan(1 - score.NEAR, 1 + score.NEAR, color=LIGHT["band"], alpha=0.6, zorder=0)
+    ax.axvspan(1 - score.HIT, 1 + score.HIT, color=LIGHT["grid"], zorder=0)
     ax.axvline(1, color=LIGHT["muted"], linewidth=1)
     for i, metric in enumerate(metrics):
         for j, engine in enumerate(engines):
             own = rows[(rows["metric"] == metric) & (rows["engine"] == engine)]
             y = i + (j - (len(engines) - 1) / 2) * 0.28
             look = styles[engine]
-            ax.plot(own["ratio"], [y] * len(own), look.marker, color=look.colour, markersize=5, alpha=0.75,
+            for _, r in own.iterrows():
+                place = f"{engine}, {r['sweep']} {r['point']}: {names.get(metric, metric)}"
+                tip(ax, 1 / r["ratio"], y, f"{place} predicted {words.percent(r['error_share'], signed=True)}")
+            ax.plot(1 / own["ratio"], [y] * len(own), look.marker, color=look.colour, markersize=5, alpha=0.75,
                     markeredgewidth=0)  # fmt: skip
     reach = max(1.6, float(np.exp(np.log(rows["ratio"]).abs().max())) * 1.15)
     ax.set(xscale="log", xlim=(1 / reach, reach), ylim=(len(metrics) - 0.4, -0.6))
@@ -291,7 +301,7 @@ def predicted_vs_measured(canvas: Canvas, scores: pd.DataFrame, *, id: str = "pr
     plain_log(ax.xaxis, plain_ticks)
     ax.set_yticks(range(len(metrics)), [names.get(m, m) for m in metrics])
     ax.grid(axis="y", visible=False)
-    ax.set_xlabel("measured ÷ predicted (log)")
+    ax.set_xlabel("predicted ÷ measured (log)")
     handles = [
         Line2D([], [], color=styles[e].colour, marker=styles[e].marker, linestyle="none", markersize=5, label=e)
         for e in engines
@@ -313,7 +323,7 @@ def predicted_vs_measured(canvas: Canvas, scores: pd.DataFrame, *, id: str = "pr
         for _, r in summary.iterrows()
     )
     figure.servebook = FigureText(  # type: ignore[attr-defined]
-        id, title, takeaway + ".", f"Strip chart of measured divided by predicted, by metric and engine. {alt}.",
-        f"n = {total} point × metric pairs; dark band ±10 %, light band ±25 %; left of 1: measured below predicted.",
+        id, title, takeaway + ".", f"Strip chart of predicted divided by measured, by metric and engine. {alt}.",
+        f"n = {total} point × metric pairs; dark band ±10 %, light band ±25 %; right of 1: predicted above measured.",
     )  # fmt: skip
     return figure

@@ -163,7 +163,8 @@ def server_series(
             ax.set_ylim(top=ax.get_ylim()[1] * 1.25)
         ax.set_ylim(bottom=0)
         y_axis(ax, panel, "", log=False)
-        ax.tick_params(labelbottom=panel == panels[-1])
+        ax.set_xlim(frame["time_s"].min(), frame["time_s"].max())  # one time axis: rates begin a scrape later
+        ax.tick_params(labelbottom=panel == panels[-1], bottom=True, length=3)
     pairs[-1][0].set_xlabel("Time since the point began (s)")
     found = _series_findings(frame, known)
     takeaway = words.sentence(found)

@@ -79,9 +79,9 @@ def figure(drawn: Figure, note: str = "", takeaway: bool = True) -> str:
     return f"<figure{width}>{svg.svg(drawn, words.id, label)}<figcaption>{caption}</figcaption></figure>"
 
 
-def table(caption: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def table(caption: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A small table of text; the first column names the rows."""
-    top = "".join(f'<th scope="col">{text(h)}</th>' for h in head)
+    top = "".join(f'<th scope="col">{text(h)}</th>' for h in columns)
     body = "".join(
         "<tr>"
         + "".join(f'<th scope="row">{text(c)}</th>' if i == 0 else f"<td>{text(c)}</td>" for i, c in enumerate(row))

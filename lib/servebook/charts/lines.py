@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ..scoring import score
 from . import words
-from .style import LIGHT, EngineStyle, FigureText, engine_order, engine_styles, place_last
+from .style import LIGHT, EngineStyle, FigureText, engine_order, engine_styles, place_last, tip
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,10 @@ def draw(ax: Axes, below: Axes | None, data: Data, metric: ChartMetric, x: str) 
             xs, ys = _broken(seen[x], seen["measured"], data.failed(engine, x))
             ax.plot(xs, ys, color=look.colour, zorder=3)
             marks(ax, seen, x, "measured", look)
+            _tips(ax, seen, said, engine, metric, x)
             interval(ax, seen[x], seen["measured"], seen["measured_low"], seen["measured_high"], look.colour)
-            ends.append((engine, float(seen[x].iloc[-1]), float(seen["measured"].iloc[-1])))
+            far, column = (said, "predicted") if len(said) and said[x].max() > seen[x].max() else (seen, "measured")
+            ends.append((engine, float(far[x].iloc[-1]), float(far[column].iloc[-1])))  # where its last line ends
         elif len(said):
             ends.append((f"{engine} (predicted)", float(said[x].iloc[-1]), float(said["predicted"].iloc[-1])))
         for value in data.failed(engine, x):
@@ -145,6 +147,21 @@ def draw(ax: Axes, below: Axes | None, data: Data, metric: ChartMetric, x: str) 
         if below is not None and len(seen) and len(said):
             _ratio(below, seen, said, x, look)
     return ends
+
+
+AT = {"concurrency": "C = {}", "prompt_tokens": "{} prompt tokens", "rate_per_s": "{} requests/s"}
+
+
+def _tips(ax: Axes, seen: pd.DataFrame, said: pd.DataFrame, engine: str, metric: Metric, x: str) -> None:
+    """What the reader sees of a point when the pointer rests on it."""
+    forecast = dict(zip(said[x], said["predicted"], strict=True))
+    for _, row in seen.iterrows():
+        at = AT.get(x, "{}").format(words.label(row[x]))
+        text = f"{engine}, {at}: {metric.says} {words.quantity(row['measured'], metric.unit)} measured"
+        if row[x] in forecast:
+            text += f", {words.quantity(forecast[row[x]], metric.unit)} predicted"
+        text += ", doubted by the audit" if row["verdict"] == "suspect" else ""
+        tip(ax, row[x], row["measured"], text)
 
 
 def _broken(x: Any, y: Any, failed: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -173,7 +190,7 @@ def _ratio(below: Axes, seen: pd.DataFrame, said: pd.DataFrame, x: str, look: En
     rows = rows[rows["predicted"] > 0]
     if rows.empty:
         return
-    rows = rows.assign(**{f"r_{c}": rows[c] / rows["predicted"] for c in ("measured", "measured_low", "measured_high")})
+    rows = rows.assign(**{f"r_{c}": rows["predicted"] / rows[c] for c in ("measured", "measured_low", "measured_high")})
     below.plot(rows[x], rows["r_measured"], color=look.colour, linewidth=1.2, zorder=3)
     marks(below, rows, x, "r_measured", look)
     interval(below, rows[x], rows["r_measured"], rows["r_measured_low"], rows["r_measured_high"], look.colour)
@@ -184,7 +201,7 @@ def finish_ratio(below: Axes | None, x_label: str, ax: Axes) -> None:
     if below is None:
         ax.set_xlabel(x_label)
         return
-    below.axhspan(1 / (1 + score.HIT), 1 / (1 - score.HIT), color=LIGHT["band"], zorder=0)
+    below.axhspan(1 - score.HIT, 1 + score.HIT, color=LIGHT["band"], zorder=0)
     below.axhline(1, color=LIGHT["muted"], linewidth=0.9, zorder=1)
     values = [v for line in below.lines for v in np.asarray(line.get_ydata(), dtype=float) if np.isfinite(v) and v > 0]
     reach = max([1.28, *(max(v, 1 / v) * 1.12 for v in values)])
@@ -194,7 +211,7 @@ def finish_ratio(below: Axes | None, x_label: str, ax: Axes) -> None:
     below.yaxis.set_major_locator(FixedLocator([c for c in choices if 1 / reach < c < reach]))
     below.yaxis.set_minor_locator(NullLocator())
     below.yaxis.set_major_formatter(FuncFormatter(lambda v, _: words.number(v)))
-    below.set_ylabel("meas. ÷\npred.")
+    below.set_ylabel("pred. ÷\nmeas.")
     below.set_xlabel(x_label)
 
 
@@ -249,7 +266,7 @@ def key(ax: Axes, data: Data, narrow: bool, extra: Sequence[Any] = (), band: boo
             "linestyle": "none",
             "markersize": 5,
         }
-        entries.append(Line2D([], [], color=ink, label="suspect", **hollow))
+        entries.append(Line2D([], [], color=ink, label="doubted", **hollow))
     if (data.points["verdict"] == "invalid").any():
         entries.append(Line2D([], [], color=ink, marker="x", markeredgewidth=2, linestyle="none", label="failed"))
     entries += extra

@@ -17,7 +17,7 @@ from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from .words import label, number
 
@@ -191,6 +191,16 @@ def place_last(figure: Figure, place: Callable[[], None]) -> None:
     figure.servebook_placed_last.append(place)  # type: ignore[attr-defined]
 
 
+def tip(ax: Any, x: float, y: float, text: str) -> None:
+    """Words that show when the pointer rests on a place of a wide figure (a phone has no pointer)."""
+    figure = ax.figure
+    if figure.get_figwidth() < WIDE_IN:
+        return
+    if not hasattr(figure, "servebook_tips"):
+        figure.servebook_tips = []
+    figure.servebook_tips.append((ax, x, y, text))
+
+
 def text_of(figure: Figure) -> FigureText:
     return cast(FigureText, figure.servebook)  # type: ignore[attr-defined]
 
@@ -232,15 +242,35 @@ def plain_log(axis: Any, values: Sequence[float], room: int = 9) -> None:
     axis.set_major_formatter(FuncFormatter(lambda v, _: label(v)))
 
 
+# the values that a log axis may carry, from few to many: the first with three inside the limits is taken
+LOG_STEPS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0), tuple(1 + i / 5 for i in range(45)),
+             tuple(1 + i / 20 for i in range(180)))  # fmt: skip
+FEWEST_TICKS, MOST_TICKS = 3, 7
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """At least three plain values between the limits of a log axis, wherever the limits lie."""
+    ticks: list[float] = []
+    for steps in LOG_STEPS:
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        ticks = [t for e in powers for s in steps if low <= (t := s * 10.0**e) <= high]
+        if len(ticks) >= FEWEST_TICKS:
+            break
+    every = -(-len(ticks) // MOST_TICKS)
+    return ticks[::every] if every else ticks
+
+
 def y_axis(ax: Axes, name: str, unit: str, *, log: bool) -> None:
-    """Label and tick a y axis with plain numbers; seconds below 1 are told in ms. log: if it shows anything."""
+    """Label and tick a y axis with plain numbers; seconds below 1 are given in ms. log: if it shows anything."""
     low, high = ax.get_ylim()
     scale, shown = (1e3, "ms") if unit == "s" and high < 1 else (1.0, unit)
-    if log and ax.dataLim.y1 > 0:
+    log = log and ax.dataLim.y1 > 0
+    if log:
         ax.set_yscale("log")
-        reach = high / low if low > 0 else 1000.0
-        subs = (1.0,) if reach > 300 else (1.0, 2.0, 5.0) if reach > 12 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
-        ax.yaxis.set_major_locator(LogLocator(subs=subs, numticks=12))
-        ax.yaxis.set_minor_locator(NullLocator())
+        low, high = ax.get_ylim()
+        if low > 0:
+            ax.yaxis.set_major_locator(FixedLocator(log_ticks(low, high)))
+            ax.yaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: number(v * scale)))
-    ax.set_ylabel(f"{name} ({shown})" if shown and f"({shown})" not in name else name)
+    inside = ", ".join(part for part in (shown if f"({shown})" not in name else "", "log" if log else "") if part)
+    ax.set_ylabel(f"{name} ({inside})" if inside else name)

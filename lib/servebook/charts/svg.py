@@ -87,7 +87,24 @@ def _draw(figure: Figure, prefix: str) -> tuple[str, str]:
             look = styled[0] if styled else ""
             words[look] = words.get(look, "") + part.replace(look, "", 1)
     drawn = _merge([p for p in parts if not p.startswith("<text")])
-    return root.get("viewBox", "0 0 100 100"), "".join([*drawn, *(f"<g{look}>{t}</g>" for look, t in words.items())])
+    texts = (f"<g{look}>{t}</g>" for look, t in words.items())
+    return root.get("viewBox", "0 0 100 100"), "".join([*drawn, *texts, _tips(figure)])
+
+
+def _tips(figure: Figure) -> str:
+    """Places that show words when the pointer rests on them: SVG titles, no script."""
+    width, height = (72 * inches for inches in figure.get_size_inches())
+    places: dict[tuple[str, str], list[str]] = {}
+    for ax, x, y, text in getattr(figure, "servebook_tips", ()):
+        across, up = figure.transFigure.inverted().transform(ax.transData.transform((x, y)))
+        if 0 <= across <= 1 and 0 <= up <= 1:
+            at = (_short(f"{across * width:.2f}"), _short(f"{(1 - up) * height:.2f}"))
+            places.setdefault(at, []).append(text)
+    shown = "".join(
+        f'<circle cx="{x}" cy="{y}" r="8"><title>{html.escape(unbroken("; ".join(texts)))}</title></circle>'
+        for (x, y), texts in places.items()
+    )
+    return f'<g pointer-events="all">{shown}</g>' if shown else ""
 
 
 def _element(node: ET.Element, used: Mapping[str, str]) -> list[str]:

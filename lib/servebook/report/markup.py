@@ -171,6 +171,12 @@ def where(row: Any) -> str:
     return f"{load}, {row['prompt_tokens']:,.0f} in, {row['output_tokens']:,.0f} out"
 
 
+def folded(summary: str, *parts: str) -> Html:
+    """Parts behind a line that says what they hold; nothing where there is none."""
+    inside = "".join(parts)
+    return Html(f'<details class="sb-long"><summary>{esc(summary)}</summary>{inside}</details>' if inside else "")
+
+
 def notes_box(title: str, lines: Iterable[str]) -> Html:
     """Short notes in a box: engines that did not start, sweeps that stopped early. Empty without lines."""
     items = "".join(f"<li>{esc(line)}</li>" for line in lines)

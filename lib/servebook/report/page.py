@@ -18,7 +18,8 @@ TEMPLATE = Path(__file__).parent / "template"
 # Whatever slips into the page: no script runs and nothing is fetched
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 KICKER = "Predicted, frozen, measured, explained"
-FIXED_IDS = ("top", "content", "contents", "lab-book", "glossary", "data")  # of the template
+DEFAULTS: dict[str, Any] = {"url": None, "kicker": KICKER, "lead": "", "lab": [], "lab_book": "", "report": ""}
+FIXED_IDS = ("top", "content", "contents", "lab-book", "glossary", "data", "order")  # of the template
 GLOSSARY = Path(__file__).with_name("glossary.md")
 
 
@@ -33,18 +34,15 @@ class Chapter:
 
 
 def write_page(out: Path, post: Sequence[Chapter], chapters: Sequence[Chapter], context: Mapping[str, Any]) -> Path:
-    """One page through the template. context: title, description, run, stamp, downloads; url and kicker if other."""
+    """One page through the template. context: title, description, run, stamp, downloads; of DEFAULTS what is other.
+    lab: (title, href) of the chapters in lab_book, a page of its own; report: the page that this is the lab book of."""
     rules: set[str] = set()
     for part in [*post, *chapters]:
         part.body = _hoist(part.body, rules)
     style = _style() + "\n" + "".join(sorted(rules))
     fixed = {"post": post, "chapters": chapters, "policy": POLICY, "permalink": permalink, "plain": plain}
     fixed["glossary"] = glossary()
-    page = (
-        _environment()
-        .get_template("page.html.j2")
-        .render(**{"url": None, "kicker": KICKER, **context, **fixed, "style": style})
-    )
+    page = _environment().get_template("page.html.j2").render(**{**DEFAULTS, **context, **fixed, "style": style})
     return files.write_text(out, re.sub(r"[ \t]+\n", "\n", page))
 
 

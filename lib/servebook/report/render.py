@@ -1,4 +1,5 @@
-"""Executed notebooks and a run's stored results as one HTML file: no script, no request, the same bytes every time."""
+"""Executed notebooks and a run's stored results as two HTML files, the report and the lab book: no script, no request,
+the same bytes every time."""
 
 from __future__ import annotations
 
@@ -19,34 +20,66 @@ from .scrub import Scrub
 
 HIDDEN = {"remove-cell", "notebook-only"}  # tags of cells that stay out of the page
 LARGEST_DOWNLOAD = 600_000  # bytes
+LAB_BOOK = "labbook.html"
 
 
 def render(
     run_dir: Path | str, notebooks: Sequence[Path | str], out: Path | str | None = None, *, url: str | None = None
 ) -> Path:
-    """Write the page of a run and return its path (`out`, else report.html in the run's folder).
+    """Write the report of a run and return its path (`out`, else report.html in the run's folder).
 
-    notebooks: executed copies in their order; the post (08…) comes first on the page, then a chapter each. The
-    author's notes are read again, and this machine's folders taken out (report/notes.py, report/scrub.py).
+    notebooks: executed copies in their order. The post (08…) is the report; every other one is a chapter of
+    labbook.html beside it, which the report links. Without a post one page holds the chapters. The author's notes are
+    read again, and this machine's folders taken out (report/notes.py, report/scrub.py).
     url: where the page will stand, for the social card's tags. Raises ServebookError where a notebook is unreadable.
     """
     run_dir = Path(run_dir)
     paths = [Path(n) for n in notebooks]
     out = Path(out) if out else RunFiles(run_dir).report
+    posts = [p for p in paths if _is_post(p)]
+    others = [p for p in paths if not _is_post(p)]
+    book = out.with_name(LAB_BOOK)
+    ids, lab_ids = page_ids(), page_ids()
+    anchors = {p.name: lab_ids.new(slug(p.stem)) for p in others}
+    report_name, lab_name = (out.name, book.name) if posts else ("", "")
+    here = {name: f"#{anchor}" for name, anchor in anchors.items()}
+    there = {name: f"{lab_name}{target}" for name, target in here.items()}
+    scrub, said = Scrub(run_dir), notes.read(run_dir, stored_params.read(run_dir).get("run"))
+    post = [
+        chapter(p, ids, {**there, p.name: "#post"}, ids.new("post"), post=True, scrub=scrub, said=said) for p in posts
+    ]
+    links = here | {p.name: f"{report_name}#post" for p in posts}
+    chapters = [chapter(p, lab_ids, links, anchors[p.name], post=False, scrub=scrub) for p in others]
+    _tell_apart(others, chapters)
+    context = _context(run_dir) | {"url": url}
+    if not context["title"]:
+        context["title"] = post[0].title if post else run_dir.name
+    if not posts:
+        return write_page(out, [], chapters, context)
+    if chapters:
+        back: dict[str, Any] = {
+            "report": report_name,
+            "title": f"Lab book: {context['title']}",
+            "downloads": [],
+            "url": None,
+            "lead": "",
+        }
+        write_page(book, [], chapters, context | back | {"kicker": "The executed notebooks"})
+    lab = [(c.title, f"{lab_name}#{c.anchor}") for c in chapters]
+    return write_page(out, post, [], context | {"lab": lab, "lab_book": lab_name})
+
+
+def page_ids() -> Ids:
+    """Ids for a page, without those of its template."""
     ids = Ids()
     for fixed in FIXED_IDS:
         ids.new(fixed)
-    anchors = {p.name: ids.new("post" if _is_post(p) else slug(p.stem)) for p in paths}
-    posts = [p for p in paths if _is_post(p)]
-    others = [p for p in paths if not _is_post(p)]
-    scrub, said = Scrub(run_dir), notes.read(run_dir, stored_params.read(run_dir).get("run"))
-    post = [chapter(p, ids, anchors, post=True, scrub=scrub, said=said) for p in posts]
-    chapters = [chapter(p, ids, anchors, post=False, scrub=scrub) for p in others]
-    _tell_apart(others, chapters)
-    context = _context(run_dir)
-    if not context["title"]:
-        context["title"] = post[0].title if post else run_dir.name
-    return write_page(out, post, chapters, context | {"url": url})
+    return ids
+
+
+def written(report: Path) -> list[Path]:
+    """The files of a report that exist: itself, and its lab book."""
+    return [p for p in (report, report.with_name(LAB_BOOK)) if p.exists()]
 
 
 def _tell_apart(paths: Sequence[Path], chapters: Sequence[Chapter]) -> None:
@@ -66,9 +99,10 @@ def _is_post(path: Path) -> bool:
 
 
 def chapter(
-    path: Path, ids: Ids, anchors: Mapping[str, str], *, post: bool, scrub: Scrub, said: str | None = None
+    path: Path, ids: Ids, links: Mapping[str, str], anchor: str, *, post: bool, scrub: Scrub, said: str | None = None
 ) -> Chapter:
-    """One executed notebook through nbconvert with this project's own template. said: the author's notes."""
+    """One executed notebook through nbconvert with this project's own template. links: where other notebooks stand;
+    said: the author's notes."""
     import nbformat
     from nbconvert.exporters.templateexporter import TemplateExporter
 
@@ -81,14 +115,13 @@ def chapter(
     scrub.notebook(notebook)
     put_notes(notebook, said)
     title = _take_title(notebook)
-    anchor = anchors[path.name]
     sections: list[tuple[int, str, str]] = []
 
     def heading(level: int, text: str, at: str) -> None:
         sections.append((level, text, at))
 
     prefix = "" if post else f"{anchor}-"
-    renderer = Renderer(ids, prefix, 0 if post else 1, anchors, on_heading=heading)
+    renderer = Renderer(ids, prefix, 0 if post else 1, links, on_heading=heading)
 
     def as_markdown(cell: Mapping[str, Any]) -> str:
         renderer.images = _attachments(cell)
@@ -171,6 +204,7 @@ def _context(run_dir: Path) -> dict[str, Any]:
     return {
         "title": run.get("title"),
         "description": run.get("description") or described(run, run_dir),
+        "lead": run.get("description") or "",
         "run": run.get("run") or run_dir.name,
         "stamp": _stamp(run_dir),
         "downloads": downloads(run_dir),

@@ -4,10 +4,12 @@ import warnings
 from typing import Any
 
 from .analysis_tables import cache, engine_gap, goodput, itl, knees, little, queue, suspects
+from .answer import answer, conditions, economics
+from .baseline import beside
 from .boxes import cost_box, limit, limits, limits_box, reproducibility_box
 from .headlines import claim, hardware_line, headline, trust
 from .lesson_tables import pool_check, rows_table
-from .markup import METRIC_NAMES, Html, box, columns, esc, notes_box, place, table, verdict, where, with_range
+from .markup import METRIC_NAMES, Html, box, columns, esc, folded, notes_box, place, table, verdict, where, with_range
 from .mechanism_tables import (
     gap_in_words,
     knee_table,
@@ -37,18 +39,23 @@ from .verdict_tables import misses_prose, peers, score_summary, verdict_table
 __all__ = [
     "METRIC_NAMES",
     "Html",
+    "answer",
+    "beside",
     "box",
     "cache",
     "checks_table",
     "claim",
     "columns",
+    "conditions",
     "constants",
     "cost",
     "cost_box",
+    "economics",
     "effective_rates",
     "engine_gap",
     "esc",
     "facts_table",
+    "folded",
     "frozen_stages",
     "gap_in_words",
     "goodput",

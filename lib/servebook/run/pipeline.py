@@ -141,7 +141,7 @@ def _from_anywhere(typed: str) -> str:
 
 
 def report(book: Book, params_path: str) -> Path:
-    """Render report.html and social.md from what is stored. Needs no engine and no GPU."""
+    """Render report.html, labbook.html and social.md from what is stored. Needs no engine and no GPU."""
     from ..report.render import render
     from ..report.social import write_social
 

@@ -1,0 +1,262 @@
+"""The first screen: three sentences that answer the page's title, its conditions, and where to read on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from ..charts import words
+from ..common import stats
+from ..scoring import analysis, score
+from .baseline import Baseline
+from .headlines import RATES, card, compared, error_card, interval_words, rated
+from .markup import Html, esc, where
+
+DOUBTED = Html('<a class="sb-doubt" href="#can-the-measurements-be-trusted" title="the audit doubts this point">○</a>')
+
+KEY = (
+    f'<p class="sb-conditions">{DOUBTED} the audit doubts this point; why is in “Can the measurements be trusted?”.</p>'
+)
+
+
+def answer(
+    points: Any, scores: pd.DataFrame, params: Any, *, engine: str = "vllm", beside: Baseline | None = None,
+    said: str = "frozen beforehand",
+) -> Html:  # fmt: skip
+    """Who won by how much, at what rate and cost, and how far the predictions were off, with a card for each.
+
+    A figure of a point that the audit doubts carries ◦. beside: the run that this one is set against.
+    """
+    frame, rate = rated(points)
+    own = frame[frame["engine"] == engine]
+    if own.empty and len(frame):
+        engine = str(frame["engine"].iloc[0])
+        own = frame[frame["engine"] == engine]
+    sentences, cards = [], []
+    if len(own):
+        for sentence, made in (
+            _won(points, frame, engine, rate, params, beside),
+            _rate(own, frame, engine, rate, params),
+        ):
+            sentences.append(sentence)
+            cards += made
+    final = score.final(scores) if len(scores) else scores
+    if len(final):
+        sentences.append(_sure(final, said))
+        cards.append(error_card(final, said))
+    if not sentences:
+        return Html('<p class="sb-claim">This run has not measured anything yet.</p>')
+    text = " ".join(s for s in sentences if s)
+    mark = KEY if "sb-doubt" in text + "".join(cards) else ""
+    return Html(f'<p class="sb-claim">{text}</p><ul class="sb-cards">{"".join(cards)}</ul>{mark}')
+
+
+def _won(
+    points: Any, frame: pd.DataFrame, engine: str, rate: str, params: Any, beside: Baseline | None
+) -> tuple[str, list[str]]:
+    """What the run compares: two kinds of weights, two engines, or fresh prompts and repeated ones."""
+    if beside is not None:
+        return _against_baseline(beside)
+    both = compared(frame, engine, rate)
+    if len(both):
+        return _against_engine(both, engine, rate, params)
+    sweeps = [name for name, s in params.sweeps.items() if s.kind == "prefix_cache"]
+    for sweep in sweeps:
+        table = analysis.prefix_cache(points, sweep).dropna(subset=["output_ratio"])
+        if len(table):
+            return _against_fresh(table, engine, params, frame, sweep)
+    return "", []
+
+
+def _against_baseline(b: Baseline) -> tuple[str, list[str]]:
+    least, most = b.ratios.loc[b.ratios["ratio"].idxmin()], b.ratios.loc[b.ratios["ratio"].idxmax()]
+    largest = b.ratios.loc[b.ratios["concurrency"].idxmax()]
+    text = (
+        f"{_upper(b.what)} give {words.number(least['ratio'])} to {words.number(most['ratio'])} times the output "
+        f"tokens/s of {b.against} at the same load ({len(b.ratios)} loads, run {b.name}): "
+        f"{words.number(largest['ratio'])} times at {load(largest)}"
+    )
+    mark = _doubt(largest)
+    span = interval_words(most["low"], most["high"], "×")
+    smallest = f"{words.number(least['ratio'])}×"
+    what = f"the output rate with {b.against}, the largest gain ({load(most)}); the smallest: {smallest}"
+    return f"{esc(text)}{mark}.", [card(words.number(most["ratio"]), "×", what, span, _doubt(most))]
+
+
+def _against_engine(both: pd.DataFrame, engine: str, rate: str, params: Any) -> tuple[str, list[str]]:
+    top = both.loc[both["ratio"].idxmax()]
+    same = both[both["sweep"] == top["sweep"]].sort_values(["concurrency", "prompt_tokens", "rate_per_s"])
+    first, name = same.iloc[0], RATES[rate].partition(" ")[0]
+    one, two = server_name(engine, params), server_name(top["engine_other"], params)
+    rates = f"{words.number(top[rate])} against {words.number(top[rate + '_other'])} {RATES[rate]}"
+    text = f"{one} gives {_factor(top['ratio'])} times the {name} rate of {two} at {load(top)} ({rates})"
+    if first["point"] != top["point"]:
+        text += f"; at {load(first, short=True)} it gives {_factor(first['ratio'])} times"
+    spans = [(top[f"{rate}_ci_low{tail}"], top[f"{rate}_ci_high{tail}"]) for tail in ("", "_other")]
+    span = interval_words(*stats.ratio_interval(top["ratio"], *spans), "×")
+    what = f"the {name} rate of {two} at {load(top)}: the largest gap at equal load"
+    mark = _doubt(top) or _doubt(top, "verdict_other")
+    return f"{esc(text)}{mark}.", [card(words.number(top["ratio"], 2), "×", what, span, mark)]
+
+
+def _against_fresh(
+    table: pd.DataFrame, engine: str, params: Any, frame: pd.DataFrame, sweep: str
+) -> tuple[str, list[str]]:
+    top, first = table.loc[table["output_ratio"].idxmax()], table.loc[table["ttft_ratio"].idxmin()]
+    hits, gain = words.percent(top["cache_hit_share_same"]), words.percent(top["output_ratio"] - 1, signed=True)
+    name, c = server_name(engine, params), f"C = {top['concurrency']:.0f}"
+    own = frame[(frame["sweep"] == sweep) & (frame["engine"] == top["engine"]) & ~score.is_repeated(frame)]
+    fresh_points = own[own["concurrency"] == top["concurrency"]]
+    mark = _doubt(fresh_points.iloc[0]) if len(fresh_points) else Html("")
+    text = (
+        f"A benchmark that sends the same prompts at every concurrency makes {name} look up to "
+        f"{gain.lstrip('+')} faster, at {c}"
+    )
+    why = (
+        f": its prefix cache still holds {hits} of the prompt tokens. TTFT falls most at "
+        f"C = {first['concurrency']:.0f}, to {words.number(first['ttft_ratio'])} times that of fresh prompts."
+    )
+    what = f"output rate that repeated prompts add, at most ({c}, {hits} of prompt tokens cached)"
+    fresh, same = (words.number(top[f"output_tok_per_s_{k}"]) for k in ("fresh", "same"))
+    made = card(gain, "", what, f"{same} against {fresh} output tok/s with fresh prompts", mark)
+    return f"{esc(text)}{mark}{esc(why)}", [made]
+
+
+def _rate(own: pd.DataFrame, frame: pd.DataFrame, engine: str, rate: str, params: Any) -> tuple[str, list[str]]:
+    """The most that the engine gave, and what a million tokens of it cost beside the other engines' cheapest."""
+    best, name = own.loc[own[rate].idxmax()], server_name(engine, params)
+    count = f", n = {best['requests']:.0f}" if pd.notna(best["requests"]) else ""
+    span = interval_words(best[f"{rate}_ci_low"], best[f"{rate}_ci_high"], "")
+    mark = _doubt(best)
+    what = f"{RATES[rate]}, {name}'s peak, at {load(best)}"
+    cards = [card(words.number(best[rate]), "tok/s", what, span + count, mark)]
+    text = f"{_upper(name)}'s peak is {words.number(best[rate])} {RATES[rate]} at {load(best)}"
+    price, currency = params.hardware.price_per_hour, params.hardware.currency
+    if not price or rate != "output_tok_per_s":
+        return f"{esc(text)}{mark}.", cards
+    cost = million(best[rate], price)
+    others = frame[frame["engine"] != engine].groupby("engine")[rate].max()
+    each = [f"{currency} {_money(million(v, price))} with {server_name(str(e), params)}" for e, v in others.items()]
+    cheapest = f"; at best {words.listing(each)}" if each else ""
+    text = (
+        f"{text}{{}}, which makes {currency} {_money(cost)} per million output tokens at {currency} {price:.2f} an hour"
+    )
+    what = f"{currency} per million output tokens at that peak ({currency} {price:.2f} an hour)"
+    cards.append(card(_money(cost), currency, what, f"at best {words.listing(each)}" if each else "", mark))
+    before, after = text.split("{}")
+    return f"{esc(before)}{mark}{esc(after + cheapest)}.", cards
+
+
+def _sure(final: pd.DataFrame, said: str) -> str:
+    hits = int((final["verdict"] == "hit").sum())
+    inside = final["inside"].dropna().astype(float)
+    text = (
+        f"The {len(final)} predictions, {said}, were off by {words.percent(final['error_share'].abs().mean())} on "
+        "average; "
+        f"{hits} came within {words.percent(score.HIT)}"
+    )
+    if len(inside):
+        text += f" and {int(inside.sum())} of {len(inside)} measurements lay inside the 80 % interval"
+    return esc(text + ".")
+
+
+def server_name(engine: str, params: Any) -> str:
+    """An engine as a reader knows it: vLLM, or the naive Transformers server with the run's name for it."""
+    how = params.engines.get(engine)
+    kind = getattr(how, "kind", engine)
+    return {"vllm": "vLLM", "naive": f"the naive Transformers server ({engine})"}.get(kind, engine)
+
+
+def load(row: Any, *, short: bool = False) -> str:
+    """A point's load in words: 8 concurrent requests, 512 tokens in and 128 out."""
+    if pd.notna(row["rate_per_s"]):
+        text = f"{words.number(row['rate_per_s'])} requests/s"
+    else:
+        c = int(row["concurrency"])
+        text = f"{c:,} concurrent request{'s' * (c > 1)}"
+    return text if short else f"{text}, {row['prompt_tokens']:,.0f} tokens in and {row['output_tokens']:,.0f} out"
+
+
+def million(tok_per_s: float, price_per_hour: float) -> float:
+    """The price of a million output tokens at a rate."""
+    return price_per_hour / 3600 / tok_per_s * 1e6
+
+
+def _money(value: float) -> str:
+    return f"{value:,.2f}" if value >= 0.1 else words.number(value, 2)
+
+
+def _upper(text: str) -> str:
+    return text if text.startswith("vLLM") else text[0].upper() + text[1:]
+
+
+def _factor(value: float) -> str:
+    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"
+
+
+def _doubt(row: Any, column: str = "verdict") -> Html:
+    return DOUBTED if row[column] == "suspect" or row.get(f"{column}_base") == "suspect" else Html("")
+
+
+def conditions(params: Any, gpu: Any, provenance: Mapping[str, Any], facts: Mapping[str, Mapping[str, Any]]) -> Html:
+    """One line: card and driver, model, the types of its numbers, versions, date; below it where to read on."""
+    first = (provenance.get("sessions") or [{}])[0]
+    card_ = first.get("gpu") or {}
+    count = card_.get("gpus") or 1
+    m = params.model
+    made = [f"{count} × {gpu.name}" if count > 1 else gpu.name]
+    made[0] += f", driver {card_['driver']}" if card_.get("driver") else ""
+    made.append(str(m.hub or m.config or m.path) + (" (random weights)" if m.weights == "dummy" else ""))
+    made.append(
+        f"{m.quantization or m.dtype} weights, {m.dtype if m.kv_cache_dtype == 'auto' else m.kv_cache_dtype} KV cache"
+    )
+    versions = [f"{name} {f['version']}" for name, f in facts.items() if f.get("version")]
+    made.append(", ".join(versions) or "no engine ran")
+    made += [str(first["started_utc"])[:10]] if first.get("started_utc") else []
+    links = [
+        ("#data", "Data"), ("#run-it-again", "Code and command"), ("labbook.html", "Lab book"),
+        ("./", f"Run folder {params.run}"),
+    ]  # fmt: skip
+    shown = " · ".join(f'<a href="{href}">{esc(name)}</a>' for href, name in links)
+    return Html(f'<p class="sb-conditions">{esc(" · ".join(made))}</p><p class="sb-links">{shown}</p>')
+
+
+def economics(points: Any, params: Any, *, engine: str | None = None) -> Html:
+    """What each closed-loop point gives per user and per GPU, and what a million of its output tokens cost."""
+    from .markup import columns, table
+
+    frame, rate = rated(points)
+    frame = frame[frame["concurrency"].notna() & (frame["kind"] == "concurrency") & frame["tpot_mean_s"].gt(0)]
+    frame = frame[frame["engine"] == engine] if engine else frame
+    if frame.empty:
+        return Html("")
+    price, currency = params.hardware.price_per_hour, params.hardware.currency
+    rows = [r for _, r in frame.sort_values(["engine", "prompt_tokens", "concurrency"], kind="stable").iterrows()]
+    gpus = [gpus_of(params, r["engine"]) for r in rows]
+    shown: dict[str, list[Any]] = {
+        "Load": [Html(esc(where(r)) + _doubt(r)) for r in rows], "Engine": [r["engine"] for r in rows],
+        "TTFT": [words.seconds(r["ttft_mean_s"]) for r in rows],
+        "Tokens/s/user": [words.number(1 / r["tpot_mean_s"]) for r in rows],
+        "Tokens/s/GPU": [words.number(r[rate] / n) for r, n in zip(rows, gpus, strict=True)],
+    }  # fmt: skip
+    if price:
+        shown[f"{currency} per 1M output tokens"] = [_money(million(r[rate], price)) for r in rows]
+    caption = "What one user gets (1 / TPOT) and what one GPU gives" + (
+        f", and what that costs at {currency} {price:g} an hour" if price else "; no price was given"
+    )
+    return table(columns(shown), caption, right=tuple(list(shown)[2:]), fold=False)
+
+
+def gpus_of(params: Any, engine: str) -> int:
+    """GPUs that an engine was started on."""
+    how = params.engines.get(engine)
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    product = 1
+    for size in sizes:
+        product *= getattr(how, size, 1) or 1
+    return product
+
+
+__all__ = ["answer", "conditions", "economics", "gpus_of", "load", "million", "server_name"]
