@@ -5,8 +5,19 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+PARAMS = SimpleNamespace(  # as much of a run's parameters as the first screen asks for
+    run="fixture",
+    model=SimpleNamespace(
+        hub="Qwen/Qwen2.5-7B", config=None, path=None, weights="real", dtype="bfloat16", quantization=None,
+        kv_cache_dtype="auto",
+    ),
+    hardware=SimpleNamespace(price_per_hour=0.4, currency="USD"),
+    engines={"naive": SimpleNamespace(kind="naive"), "vllm": SimpleNamespace(kind="vllm")},
+    sweeps={},
+)  # fmt: skip
 CONCURRENCY_DEMO = (1, 2, 4, 8)
 CONCURRENCY_FULL = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -271,9 +282,8 @@ def notebooks(folder: Path, rows: list[dict]) -> list[Path]:
     ])  # fmt: skip
     post = notebook(folder / "08_post.ipynb", [
         f"# Serving Qwen2.5-7B on an A40, predicted first\n\nA note from outside: {NASTY}",
-        ("claim", [output(tables.claim(rows, scores))]),
-        ("headline", [output(tables.headline(
-            rows, scores, hardware="NVIDIA A40, driver 560.35", versions="vLLM 0.32, Transformers 4.57"))]),
+        ("answer", [output(tables.answer(rows, scores, PARAMS))]),
+        ("conditions", [output(tables.conditions(PARAMS, SimpleNamespace(name="A40"), provenance, facts))]),
         "## What was predicted and what came out",
         ("show(charts.throughput(points, predictions, 'c512'))", [output(throughput)]),
         ("show(charts.predicted_vs_measured(scores))", [output(charts.predicted_vs_measured(scores))]),
@@ -282,7 +292,7 @@ def notebooks(folder: Path, rows: list[dict]) -> list[Path]:
         ("tables.misses_prose(scores)", [output(tables.misses_prose(scores))]),
         "## Inside the server",
         ("show(charts.server_series(series))", [output(charts.server_series(series(), point="c0032"))]),
-        "## Limits and reproducibility",
+        "## Run it again",
         ("tables.limits_box(params)", [output(tables.limits_box(
             {"model": {"weights": "dummy"}, "sweeps": {"a": {"kind": "concurrency"}}, "load": {"max_seconds": 120}}))]),
         ("tables.cost_box(4032, 0.4, 'USD')", [output(tables.cost_box(4032, 0.4, "USD"))]),

@@ -1,5 +1,4 @@
-"""Executed notebooks and a run's stored results as two HTML files, the report and the lab book: no script, no request,
-the same bytes every time."""
+"""Executed notebooks and a run's results as two HTML files, report and lab book: no script, no request, same bytes."""
 
 from __future__ import annotations
 

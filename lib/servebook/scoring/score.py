@@ -2,7 +2,7 @@
 
 Works on what the stages before wrote: the run's points (one row a point) and its frozen predictions. Knows nothing
 of models, GPUs or engines. Signs: `error_share` = predicted / measured − 1, so +0.25 means predicted a quarter too
-high; `ratio` = measured / predicted, as the ratio panels draw it.
+high; `ratio` = measured / predicted; figures draw predicted / measured, so that above 1 is too high there too.
 """
 
 from __future__ import annotations
