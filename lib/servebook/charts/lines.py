@@ -152,7 +152,7 @@ def draw(ax: Axes, below: Axes | None, data: Data, metric: ChartMetric, x: str) 
 AT = {"concurrency": "C = {}", "prompt_tokens": "{} prompt tokens", "rate_per_s": "{} requests/s"}
 
 
-def _tips(ax: Axes, seen: pd.DataFrame, said: pd.DataFrame, engine: str, metric: Metric, x: str) -> None:
+def _tips(ax: Axes, seen: pd.DataFrame, said: pd.DataFrame, engine: str, metric: ChartMetric, x: str) -> None:
     """What the reader sees of a point when the pointer rests on it."""
     forecast = dict(zip(said[x], said["predicted"], strict=True))
     for _, row in seen.iterrows():

@@ -149,7 +149,7 @@ def ratio_frame(frame: pd.DataFrame, base: str) -> pd.DataFrame:
     columns = [*keys, "repeats_prompts", "concurrency",
                "rate_per_s", "prompt_tokens", "output_tokens", "output_tok_per_s",
                "output_tok_per_s_ci_low", "output_tok_per_s_ci_high", "ttft_mean_s", "tpot_mean_s"]  # fmt: skip
-    columns += [c for c in ("repeats_prompts", "verdict") if c in frame]
+    columns += [c for c in ("verdict",) if c in frame]
     first = frame[frame["run"] == base][columns]
     both = frame[frame["run"] != base][["run", *columns]].merge(first, on=keys, suffixes=("", "_base"))
     rows = []
