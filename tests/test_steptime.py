@@ -183,3 +183,14 @@ def test_without_graphs_decode_is_launch_bound_too(qwen):
     assert eager.launch_bound(512, 2048) == (True, True)
     slow = VllmTimes(qwen, CATALOG["L4"], constants(layer_launch_s=0.0008), captured_tokens=0)
     assert slow.decode(1, 0)[0] > 2 * 28 * 0.0008  # 14 GB over 300 GB/s: the GPU is slower than any launch
+
+
+def test_weights_that_are_unpacked_cost_gemms_what_they_save_in_reads():
+    a100 = CATALOG["A100-80GB-SXM"]
+    load = lambda q: model.load_shape(ModelParams(config="qwen2.5-7b", weights="dummy", quantization=q), Path("."))  # noqa: E731
+    plain, int4, fp8 = (VllmTimes(load(q), a100, constants(overlap_loss=0.3)).weights for q in (None, "int4", "fp8"))
+    assert int4.step_s(1, 1) < 0.4 * plain.step_s(1, 1)  # one token: a quarter of the bytes
+    assert int4.step_s(2048, 1) > plain.step_s(2048, 1)  # a large batch: slower
+    assert fp8.dense_token_s > plain.dense_token_s  # Ampere has no fp8 units
+    h100 = VllmTimes(load("fp8"), CATALOG["H100-SXM"], constants()).weights
+    assert h100.dense_token_s < VllmTimes(load(None), CATALOG["H100-SXM"], constants()).weights.dense_token_s
