@@ -9,7 +9,7 @@ from typing import Any
 
 from ..common import files
 from ..predictor import choice_answer
-from ..predictor.choice import Candidate, Choice, name
+from ..predictor.choice import Candidate, Choice, name, percent, replicas_of
 from ..run import choice_files
 from ..run.book import Book, outputs_folder
 from ..run.choosing import choice_for, kept_points
@@ -52,7 +52,7 @@ def text(choice: Choice, found: dict[str, Any]) -> str:
         f"target  {found['target']}",
         f"level   {level}",
         f"choice  {_counted(best)}",
-        f"        meets the level with a probability of {best.judged.probability:.0%}; {money}, "
+        f"        meets the level with a probability of {percent(best.judged.probability)}; {money}, "
         f"{chosen['cost_per_million_output_tokens']:.3f} {choice.currency} per million output tokens "
         f"({best.set_up.gpu.name}: {best.set_up.card.price_per_hour:.2f}/h, {best.set_up.card.source})",
     ]
@@ -80,7 +80,7 @@ def text(choice: Choice, found: dict[str, Any]) -> str:
 
 
 def _counted(c: Candidate) -> str:
-    return f"{c.replicas} replica{'s' * ((c.replicas or 0) > 1)} of {c.set_up.name}"
+    return replicas_of(c.replicas or 1, c.set_up)
 
 
 def _binds(found: dict[str, Any]) -> str:
@@ -102,6 +102,6 @@ def _rivals(choice: Choice, found: dict[str, Any]) -> list[str]:
     lines = ["rivals" if choice.rivals else "rivals  none: no other kind of set-up meets the level near its cost"]
     for c, row in zip(choice.rivals, found["rivals"], strict=True):
         sure = c.judged.probability if c.judged else 0.0
-        lines.append(f"  {row['cost_per_hour']:>7.2f} {choice.currency}/h  {sure:>4.0%}  {_counted(c)}")
-        lines.append(f"                 wins with {row['wins_if']}")
+        lines.append(f"  {row['cost_per_hour']:>7.2f} {choice.currency}/h  {percent(sure):>8}  {_counted(c)}")
+        lines.append(f"                         wins with {row['wins_if']}")
     return lines

@@ -355,7 +355,7 @@ def _nothing_meets(search: Search, found: Sequence[Candidate]) -> ServebookError
     nearest of them is simulated."""
     near = _nearest(found)
     if near is None:
-        near = min(found, key=lambda c: max(search.at.output and c.estimate.tpot_s if c.estimate else math.inf, 0.0))
+        near = min(found, key=lambda c: c.estimate.tpot_s if c.estimate else math.inf)
         near.trial = search._attempt(near, max(1, search.most_replicas(near)))
     if near.trial is None:
         return ServebookError("no set-up meets the service level", f"{search.where}, slo", "Relax a limit")
@@ -364,7 +364,7 @@ def _nothing_meets(search: Search, found: Sequence[Candidate]) -> ServebookError
         for m, (limit, p) in search.limits.items() if near.trial.ratios[m] > 1
     ]  # fmt: skip
     cards = near.trial.replicas * near.set_up.gpus
-    what = f"no set-up meets the service level; the nearest is {near.trial.replicas} replica(s) of {near.set_up.name}"
+    what = f"no set-up meets the service level; the nearest is {replicas_of(near.trial.replicas, near.set_up)}"
     fix = "Relax that limit, lower the target load, or allow more with --max-gpus or --gpu"
     return ServebookError(f"{what} on {cards} GPUs: {', '.join(said) or 'falls behind'}", f"{search.where}, slo", fix)
 
@@ -373,10 +373,22 @@ def _too_unsure(search: Search, best: Candidate) -> ServebookError:
     sure = best.judged.probability if best.judged else 0.0
     what = (
         f"no set-up meets the service level with a probability of {search.space.confidence:.0%}; the nearest, "
-        f"{best.replicas} × {best.set_up.name}, does with {sure:.0%}"
+        f"{replicas_of(best.replicas or 1, best.set_up)}, does with {percent(sure)}"
     )
     fix = "Lower choose.confidence, relax a limit, or allow more with --max-gpus or --gpu"
     return ServebookError(what, f"{search.where}, slo", fix)
+
+
+def replicas_of(count: int, s: SetUp) -> str:
+    """So many of a set-up, in words."""
+    return f"{count} replica{'s' * (count > 1)} of {s.name}"
+
+
+def percent(probability: float) -> str:
+    """A probability in words: nothing predicted is certain."""
+    if probability > 0.99:
+        return "over 99%"
+    return "under 1%" if probability < 0.01 else f"{probability:.0%}"
 
 
 def name(latency: str) -> str:

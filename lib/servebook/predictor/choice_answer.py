@@ -104,7 +104,9 @@ def wins_if(choice: Choice, c: Candidate, own_room: float) -> str:
     if not said:
         theirs = room(choice, c)
         if theirs > own_room * 1.02:
-            said.append(f"over {own_room - 1:.0%} more load: at this cost it carries {theirs - 1:.0%} more")
+            said.append(
+                f"a load more than {own_room - 1:.0%} above the target: it carries {theirs - 1:.0%} more at this cost"
+            )
         else:
             said.append(f"nothing but other prices: it costs the same and carries {theirs - 1:.0%} more load")
     return " and ".join(said)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from .. import charts
 from ..charts import words
-from ..predictor.choice import Choice, name
+from ..predictor.choice import Choice, name, percent, replicas_of
 from .markup import Html, esc, table
 from .page import Body, download, write_page
 
@@ -55,14 +55,14 @@ def lead(choice: Choice, found: Mapping[str, Any]) -> Html:
     """The answer in sentences."""
     best, chosen = choice.chosen, found["chosen"]
     level = words.listing([f"{name(m)} p{p:g} ≤ {words.seconds(x)}" for m, (x, p) in choice.limits.items()])
-    replicas = f"{best.replicas} replica{'s' * ((best.replicas or 0) > 1)} of {best.set_up.name}"
+    replicas = replicas_of(best.replicas or 1, best.set_up)
     sure = best.judged.probability if best.judged else 0.0
     binds = chosen["binds"]
     text = (
         f"For {found['target']} within {level}, the cheapest set-up is {replicas}: {chosen['cost_per_hour']:.2f} "
         f"{choice.currency} an hour, {chosen['cost_per_million_output_tokens']:.3f} {choice.currency} per million "
-        f"output tokens. It meets the level with a probability of {sure:.0%}, carries {chosen['room'] - 1:.0%} more "
-        f"load before it misses it, and is bound by {binds['by']} ({name(binds['latency'])})."
+        f"output tokens. It meets the level with a probability of {percent(sure)}, carries {chosen['room'] - 1:.0%} "
+        f"more load before it misses it, and is bound by {binds['by']} ({name(binds['latency'])})."
     )
     return Html(f"<p>{esc(text)}</p>")
 
@@ -85,8 +85,8 @@ def rivals_table(choice: Choice, found: Mapping[str, Any]) -> Html:
             "wins with": [r["wins_if"] for r in rows],
         }
     )
-    percent = {"meets the level": lambda v: None if pd.isna(v) else f"{v:.0%}"}
-    return table(frame, "The choice and its rivals", formats=percent)
+    shown = {"meets the level": lambda v: None if pd.isna(v) else percent(v)}
+    return table(frame, "The choice and its rivals", formats=shown)
 
 
 def _value(row: Mapping[str, Any], latency: str) -> str:

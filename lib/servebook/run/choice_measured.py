@@ -15,7 +15,7 @@ from ..common.errors import ServebookError
 from ..common.measured_point import MeasuredPoint
 from ..config.params import VllmEngine
 from ..hardware.catalog import Gpu
-from ..predictor.choice import Candidate, Choice, name
+from ..predictor.choice import Candidate, Choice, name, percent, replicas_of
 from ..predictor.set_ups import PricedGpu, SetUp
 from ..predictor.steptime import VllmTimes
 from .book import Book
@@ -147,9 +147,9 @@ def _candidate(choice: Choice, s: SetUp, replicas: int) -> Candidate | None:
 
 def _lines(choice: Choice, m: MeasuredChoice) -> list[str]:
     c, said = m.candidate, "meets" if m.meets(choice) else "misses"
-    sure = f"{c.judged.probability:.0%} predicted" if c.judged else "predicted to fall behind"
+    sure = f"{percent(c.judged.probability)} predicted" if c.judged else "predicted to fall behind"
     cost = f"{c.cost_per_hour:.2f} {choice.currency}/h"
-    lines = [f"{m.run}, {m.engine}: {said} the level ({sure}); {c.replicas} replica(s) of {c.set_up.name}, {cost}"]
+    lines = [f"{m.run}, {m.engine}: {said} the level ({sure}); {replicas_of(c.replicas or 1, c.set_up)}, {cost}"]
     for latency, (limit, p) in choice.limits.items():
         value, low, high = m.values[latency]
         text = f"    {name(latency)} p{p:g} measured {value:.3g} s ({low:.3g} to {high:.3g}) of {limit:g} s"
@@ -160,7 +160,7 @@ def _lines(choice: Choice, m: MeasuredChoice) -> list[str]:
         lines.append(text)
     probability = c.judged.probability if c.judged else 0.0
     if (probability if m.meets(choice) else 1 - probability) < RARE:
-        lines.append(f"    the stated probability of {probability:.0%} is contradicted")
+        lines.append(f"    the stated probability of {percent(probability)} is contradicted")
     return lines
 
 
