@@ -153,3 +153,12 @@ def test_the_card_stands_beside_the_social_post(run: tuple[Path, Path]) -> None:
     (run[0] / "card.png").unlink(missing_ok=True)
     write_social(run[0])
     assert (run[0] / "card.png").exists()
+
+
+def test_kept_runs_compared_say_who_won_what_differs_and_what_is_not_comparable(tmp_path: Path) -> None:
+    reference = Path(__file__).parents[1] / "outputs/reference"
+    page = compare([*sorted(reference.iterdir())], tmp_path / "c.html").read_text()  # with the README beside the runs
+    claim = re.search(r'<p class="sb-claim">(.*?)</p>', page, re.DOTALL)[1]
+    assert "h200-qwen2.5-7b-fp8 gives 1.27 to 1.4" in claim and "weights (fp8 against bfloat16)" in claim
+    assert "h200-qwen3-8b shares no point with h200-qwen2.5-7b" in page
+    assert "Engine hf" not in page and "Cheapest, per 1M output tokens" in page

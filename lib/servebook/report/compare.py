@@ -20,7 +20,7 @@ from ..config.points import CALIBRATION
 from ..run_folder import frozen_predictions, results, stored_params
 from ..run_folder.layout import RunFiles
 from ..scoring import score, standing
-from .markup import Html, columns, table, where, with_range
+from .markup import Html, columns, esc, notes_box, table, where, with_range
 from .page import Body, write_page
 from .render import downloads
 
@@ -36,7 +36,7 @@ def compare(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
 
     Raises ServebookError for fewer than two runs, a folder without a run, or runs that share no point.
     """
-    folders = [Path(d) for d in run_dirs]
+    folders = [Path(d) for d in run_dirs if not Path(d).is_file()]  # a shell's * names the files beside the runs too
     if len(folders) < 2:
         raise ServebookError("one run cannot be compared", "compare", "Give two or more run folders")
     runs: dict[str, dict[str, Any]] = {}
@@ -67,14 +67,19 @@ def _gpu(run_dir: Path) -> str | None:
 
 def _body(runs: dict[str, dict[str, Any]]) -> Body:
     body = Body()
-    body.section("The runs")
-    body.add(runs_table(runs))
     frame = _long(runs)
     base = next(iter(runs))
     ratios = ratio_frame(frame, base)
+    body.add(_headline(runs, ratios, base))
+    body.add(_apart(runs, ratios, base))
+    body.section("The runs")
+    body.add(runs_table(runs))
     body.section("Ratios")
     body.add(ratio_table(ratios, base))
     for engine, own in frame.groupby("engine", sort=True):
+        shared = own.groupby("workload")["run"].nunique()
+        if not (shared > 1).any():
+            continue  # one run alone has it: nothing to set side by side
         body.section(f"Engine {engine}")
         for workload, rows in own.groupby("workload", sort=True):
             if rows["run"].nunique() < 2:
@@ -128,18 +133,82 @@ def _as_engines(
 
 def runs_table(runs: dict[str, dict[str, Any]]) -> Html:
     """What each run was: model, hardware, engines, points, failures."""
-    rows: dict[str, list[Any]] = {k: [] for k in ("Run", "Model", "Hardware", "Engines", "Points", "Price per hour")}
+    rows: dict[str, list[Any]] = {k: [] for k in RUN_COLUMNS}
     for name, run in runs.items():
         p = run["params"]
         model, hardware = p.get("model") or {}, p.get("hardware") or {}
         rows["Run"].append(name)
         rows["Model"].append(model.get("hub") or model.get("config") or model.get("path"))
         rows["Hardware"].append(run["gpu"] or hardware.get("gpu") or (hardware.get("figures") or {}).get("name"))
+        rows["Weights"].append(model.get("quantization") or model.get("dtype"))
+        rows["KV cache"].append(_kv_cache(model))
         rows["Engines"].append(", ".join(p.get("engines") or {}))
         rows["Points"].append(f"{len(run['points'])}")
         price = hardware.get("price_per_hour")
         rows["Price per hour"].append(f"{price:g} {hardware.get('currency', 'USD')}" if price else None)
+        rows["Cheapest, per 1M output tokens"].append(_cheapest(run))
     return table(columns(rows), "The runs compared", right=("Points", "Price per hour"))
+
+
+RUN_COLUMNS = ("Run", "Model", "Weights", "KV cache", "Hardware", "Engines", "Points", "Price per hour",
+               "Cheapest, per 1M output tokens")  # fmt: skip
+
+
+def _kv_cache(model: Any) -> str | None:
+    kind = model.get("kv_cache_dtype")
+    return str(model.get("dtype") if kind in (None, "auto") else kind)
+
+
+def _cheapest(run: dict[str, Any]) -> str | None:
+    """What a million output tokens cost at the run's best rate; None without a price."""
+    hardware = run["params"].get("hardware") or {}
+    frame = score.complete_frame(run["points"])
+    rates = frame[frame["verdict"] != "invalid"]["output_tok_per_s"].dropna()
+    if not hardware.get("price_per_hour") or rates.empty:
+        return None
+    cost = hardware["price_per_hour"] / 3600 / rates.max() * 1e6
+    return f"{hardware.get('currency', 'USD')} {words.number(cost, 2)} at {words.number(rates.max())} tok/s"
+
+
+def _headline(runs: dict[str, dict[str, Any]], ratios: pd.DataFrame, base: str) -> Html:
+    """Which run gives how much of the baseline's output rate, and what differs between the two."""
+    parts = []
+    for run, own in ratios.groupby("run", sort=False):
+        low, high = own["ratio"].min(), own["ratio"].max()
+        span = f"{words.number(low)} to {words.number(high)}" if high > 1.005 * low else words.number(low)
+        count = f"{len(own)} shared point{'s' * (len(own) > 1)}"
+        differs = words.listing(_differences(runs[str(run)], runs[base])) or "nothing that the parameters name"
+        parts.append(f"{run} gives {span} times the output tokens/s of {base} over {count}; they differ in {differs}.")
+    return Html(f'<p class="sb-claim">{esc(" ".join(parts))}</p>')
+
+
+def _differences(one: dict[str, Any], two: dict[str, Any]) -> list[str]:
+    """What two runs do not share, each with both values."""
+    found = []
+    for what, value in (
+        ("model", lambda r: _model(r["params"])), ("GPU", lambda r: r["gpu"]),
+        ("weights", lambda r: (m := r["params"].get("model") or {}).get("quantization") or m.get("dtype")),
+        ("KV cache", lambda r: _kv_cache(r["params"].get("model") or {})),
+    ):  # fmt: skip
+        mine, theirs = value(one), value(two)
+        if mine != theirs:
+            found.append(f"{what} ({mine} against {theirs})")
+    return found
+
+
+def _model(params: Any) -> Any:
+    model = params.get("model") or {}
+    return model.get("hub") or model.get("config") or model.get("path")
+
+
+def _apart(runs: dict[str, dict[str, Any]], ratios: pd.DataFrame, base: str) -> Html:
+    """Runs that share no point with the baseline, and what each has instead."""
+    lost = [name for name in runs if name != base and name not in set(ratios["run"])]
+    frame = _long({name: runs[name] for name in lost}) if lost else pd.DataFrame()
+    return notes_box(
+        "Not comparable",
+        [f"{name} shares no point with {base}: it has {_held(frame[frame['run'] == name])}" for name in lost],
+    )
 
 
 def ratio_frame(frame: pd.DataFrame, base: str) -> pd.DataFrame:
