@@ -89,9 +89,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_predicting(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Commands that need no GPU."""
     command("check", _check, "validate a parameter file")
-    from .model import add_options as add_model_options
-
-    add_model_options(
+    _model_options(
         command("model", _model, "what a model is and whether it fits: parameters, bytes, KV pool", params=False)
     )
     sub = command("plan", _plan, "show every point with its predicted duration and cost; needs no GPU")
@@ -199,6 +197,20 @@ def _add_stored_runs(command: Callable[..., argparse.ArgumentParser]) -> None:
     sub = command("report", _report, "write the page of a stored run again; needs no GPU", params=False)
     sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     sub.add_argument("--again", action="store_true", help="execute the notebooks again first; nothing is measured")
+
+
+def _model_options(sub: argparse.ArgumentParser) -> None:
+    """Here and not beside what answers them: no other command waits for its imports."""
+    sub.add_argument(
+        "models", metavar="MODEL", nargs="+", help="a config.json, a folder that has one, a packaged name or a Hub id"
+    )
+    sub.add_argument("--gpu", metavar="NAME", help="a card of the catalog: its KV pool and concurrency")
+    sub.add_argument("--gpus", type=int, metavar="N", help="how many of them the model is split over (default: 1)")
+    sub.add_argument("--context", type=int, metavar="TOKENS", help="the longest context (default: the model's own)")
+    sub.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    sub.add_argument("--quantization", choices=("fp8", "int8", "int4"), help="applied when the engine loads it")
+    sub.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto")
+    sub.add_argument("--json", action="store_true", help="one object, or a list where several models are given")
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,6 @@ from ..hardware import catalog
 from ..model import reader
 from ..model.shape import ModelShape
 from ..predictor import fit
-
-
-def add_options(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "models", metavar="MODEL", nargs="+", help="a config.json, a folder that has one, a packaged name or a Hub id"
-    )
-    parser.add_argument("--gpu", metavar="NAME", help="a card of the catalog: its KV pool and concurrency")
-    parser.add_argument("--gpus", type=int, metavar="N", help="how many of them the model is split over (default: 1)")
-    parser.add_argument("--context", type=int, metavar="TOKENS", help="the longest context (default: the model's own)")
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--quantization", choices=("fp8", "int8", "int4"), help="applied when the engine loads it")
-    parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto")
-    parser.add_argument("--json", action="store_true", help="one object, or a list where several models are given")
 
 
 def main(options: Namespace) -> int:
