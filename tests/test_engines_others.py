@@ -24,10 +24,10 @@ def installed(*modules: str) -> Any:
     return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} is not installed")
 
 
-def run_params(model: dict[str, Any], **engine: Any) -> params.RunParams:
+def run_params(shape: dict[str, Any], /, **engine: Any) -> params.RunParams:
     return params.RunParams.model_validate(
         {
-            "run": "t", "title": "t", "model": model, "hardware": {"gpu": "A40"},
+            "run": "t", "title": "t", "model": shape, "hardware": {"gpu": "A40"},
             "engines": {"other": {"kind": "openai", "max_model_len": 512, "startup_timeout_s": 240, **engine}},
         }
     )  # fmt: skip
