@@ -162,3 +162,10 @@ def test_kept_runs_compared_say_who_won_what_differs_and_what_is_not_comparable(
     assert "h200-qwen2.5-7b-fp8 gives 1.27 to 1.4" in claim and "weights (fp8 against bfloat16)" in claim
     assert "h200-qwen3-8b shares no point with h200-qwen2.5-7b" in page
     assert "Engine hf" not in page and "Cheapest, per 1M output tokens" in page
+
+
+def test_a_post_keeps_folded_tables_and_its_figures_are_light(run: tuple[Path, Path], tmp_path: Path) -> None:
+    folded = "<details><summary>Every point</summary><table><tr><th>C</th></tr><tr><td>8</td></tr></table></details>"
+    assert to_markdown(folded) == "Every point\n\n| C |\n| --- |\n| 8 |"
+    export_post(*run, tmp_path)
+    assert all("prefers-color-scheme" not in f.read_text() for f in (tmp_path / "images").glob("*.svg"))

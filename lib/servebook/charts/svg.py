@@ -203,15 +203,17 @@ def standalone_svg(figure: Figure) -> str:
     return stand_alone(svg(figure, text.id, ""), text.title, text.alt)
 
 
-def stand_alone(inline: str, title: str, alt: str) -> str:
-    """An inline <svg> of this module with its names and both palettes inside."""
+def stand_alone(inline: str, title: str, alt: str, *, both: bool = True) -> str:
+    """An inline <svg> of this module with its names and its palettes inside. both: it follows the reader's system;
+    else it is light, for a site whose own theme does not."""
     light, dark = (";".join(f"--{n}:{c[i]}" for n, c in COLOURS.items()) for i in (0, 1))
     head, _, body = re.sub(r'\saria-labelledby="[^"]*"', "", inline).partition(">")
     head = head.replace("<svg ", f'<svg xmlns="{SVG}" aria-labelledby="title desc" ', 1)
     return (
         f'{head}><title id="title">{html.escape(title)}</title><desc id="desc">{html.escape(alt)}</desc>'
         f"<style>:root{{{light};--sans:Helvetica Neue,Arial,sans-serif}}"
-        f"@media(prefers-color-scheme:dark){{:root{{{dark}}}}}</style>{body}\n"
+        + (f"@media(prefers-color-scheme:dark){{:root{{{dark}}}}}" if both else "")
+        + f"</style>{body}\n"
     )
 
 

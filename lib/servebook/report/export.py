@@ -20,7 +20,7 @@ from .render import described, put_notes
 from .scrub import Scrub
 
 ENGINES = ("hugo", "jekyll", "astro", "none")
-BLOCKS = {"p", "li", "h3", "h4", "h5", "caption", "pre"}
+BLOCKS = {"p", "li", "h3", "h4", "h5", "caption", "pre", "summary"}
 
 
 def export_post(run_dir: Path | str, post: Path | str, out: Path | str, *, front_matter: str = "hugo") -> Path:
@@ -97,7 +97,7 @@ def _figure(markup: str, images: Path) -> str:
     if not name or not drawing:
         return ""
     title, alt = inside(r"<figcaption><b[^>]*>(.*?)</b>"), inside(r'<p id="[^"]+-alt">(.*?)</p>')
-    files.write_text(images / f"{name}.svg", stand_alone(drawing[0], title, alt))
+    files.write_text(images / f"{name}.svg", stand_alone(drawing[0], title, alt, both=False))
     caption = f"**{_escape(title)}** {_escape(inside(r'<span class=.sb-note.>(.*?)</span>'))}".strip()
     takeaway = _escape(inside(r'<p class="sb-takeaway">(.*?)</p>'))
     words = re.sub(r"[\[\]]", "", " ".join(alt.split()))
@@ -129,7 +129,7 @@ class _Reader(HTMLParser):
         self.skip = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in ("style", "script", "svg", "details"):
+        if tag in ("style", "script", "svg"):
             self.skip += 1
         elif tag == "table":
             self.rows = []
@@ -152,7 +152,7 @@ class _Reader(HTMLParser):
             self.text += _escape(" ".join(data.split(" ")))
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in ("style", "script", "svg", "details"):
+        if tag in ("style", "script", "svg"):
             self.skip -= 1
             return
         if self.skip:
