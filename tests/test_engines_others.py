@@ -47,7 +47,7 @@ def test_transformers_serve(tmp_path: Path, chat: bool) -> None:
         {"path": str(folder)}, command=[*command, "--device", "cpu"], model="{model}", text=True, chat=chat,
         env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")},
     )  # fmt: skip
-    with engines.ensure(run, "other", tmp_path, tmp_path) as server:
+    with engines.start(run, "other", tmp_path, base=tmp_path) as server:
         point = measure_point_sync(
             PointSpec("s", "other", "c0001", "concurrency", 16, 6, concurrency=1), url=server.url, model=server.model,
             vocab=range(256, 2000), load=Load(jitter_s=0.001), slo=Slo(), run_dir=None, batching=False,
@@ -64,7 +64,7 @@ def test_llama_cpp_python(tmp_path: Path) -> None:
     file = write_tiny_gguf(tmp_path / "tiny.gguf")
     command = [sys.executable, "-m", "llama_cpp.server", "--model", str(file), "--port", "{port}", "--n_ctx", "512"]
     run = run_params({"config": "tiny-qwen2", "weights": "dummy"}, command=command, text=True, count_tokens="events")
-    with engines.ensure(run, "other", tmp_path, tmp_path) as server:
+    with engines.start(run, "other", tmp_path, base=tmp_path) as server:
         point = measure_point_sync(
             PointSpec("s", "other", "c0001", "concurrency", 8, 6, concurrency=1), url=server.url, model=server.model,
             vocab=range(256, 2000), load=Load(jitter_s=0.001), slo=Slo(), run_dir=None, batching=False,
