@@ -7,7 +7,7 @@ import pandas as pd
 from servebook import charts
 from servebook.charts.traffic import measured_series
 from servebook.config import params
-from servebook.report import tables
+from servebook.report import answer, markup, tables
 from servebook.scoring import percentiles
 
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
@@ -79,3 +79,14 @@ def test_the_requests_of_a_sweep_are_shown():
     replay = tables.requests_table(p, "replay")
     assert "Due" in replay and "0.000" in replay and "from seed 1" in replay
     assert "Shared with others" in tables.requests_table(p, "rates")
+
+
+def test_a_load_without_clients_or_a_rate_has_words():
+    row = pd.Series(
+        {
+            "rate_per_s": np.nan, "concurrency": np.nan, "kind": "burst", "finite_requests": 24.0, "prompt_tokens": 120,
+            "output_tokens": 20,
+        }
+    )  # fmt: skip
+    assert answer.load(row) == "a burst of 24 requests, 120 tokens in and 20 out"
+    assert markup.where(row) == "a burst of 24 requests, 120 in, 20 out"

@@ -12,7 +12,7 @@ from ..common import stats
 from ..scoring import analysis, score
 from .baseline import Baseline
 from .headlines import RATES, card, compared, error_card, interval_words, rated
-from .markup import Html, esc, where
+from .markup import Html, esc, where, without_pace
 
 DOUBTED = Html('<a class="sb-doubt" href="#can-the-measurements-be-trusted" title="the audit doubts this point">○</a>')
 
@@ -173,6 +173,8 @@ def load(row: Any, *, short: bool = False) -> str:
     """A point's load in words: 8 concurrent requests, 512 tokens in and 128 out."""
     if pd.notna(row["rate_per_s"]):
         text = f"{words.number(row['rate_per_s'])} requests/s"
+    elif pd.isna(row["concurrency"]):
+        text = without_pace(row)
     else:
         c = int(row["concurrency"])
         text = f"{c:,} concurrent request{'s' * (c > 1)}"

@@ -161,13 +161,21 @@ def _box_title(title: str) -> str:
     return f'<p class="sb-title"><b>{esc(title)}</b></p>' if title else ""
 
 
+def without_pace(row: Any) -> str:
+    """The load of a point that has neither clients nor a rate, in words."""
+    count = row.get("finite_requests")
+    of = f" of {count:.0f} requests" if pd.notna(count) else ""
+    return f"a {'trace' if row.get('kind') == 'trace' else 'burst'}{of}"
+
+
 def where(row: Any) -> str:
     """A point's load in words: C = 8, 512 in, 128 out."""
-    load = (
-        f"{words.number(row['rate_per_s'])} requests/s"
-        if pd.notna(row["rate_per_s"])
-        else f"C = {row['concurrency']:.0f}{_again(row)}"
-    )
+    if pd.notna(row["rate_per_s"]):
+        load = f"{words.number(row['rate_per_s'])} requests/s"
+    elif pd.notna(row["concurrency"]):
+        load = f"C = {row['concurrency']:.0f}{_again(row)}"
+    else:
+        load = without_pace(row)
     return f"{load}, {row['prompt_tokens']:,.0f} in, {row['output_tokens']:,.0f} out"
 
 
