@@ -79,7 +79,7 @@ def test_engine(checkout: Path) -> None:
     assert "predicted as if it were vLLM" in said
     report = checkout / "outputs/mine/report.html"
     assert str(report) in said
-    page = report.read_text(encoding="utf-8")
+    page = report.read_text(encoding="utf-8") + report.with_name("labbook.html").read_text(encoding="utf-8")
     assert "A server of my own" in page and "Not reported: " in page
     points = (checkout / "outputs/mine/points.csv").read_text().splitlines()
     assert len(points) == 4 and all(",mine," in line for line in points[1:])
