@@ -42,11 +42,6 @@ MOST, MOST_DRAWN, MOST_LEARNED = 1500, 400, 200  # requests of a simulated row
 # Sources in whose view constants of priors.py and steptime.py were chosen: the host's time a step (aic-silicon), the
 # link's rate over PCIe (dennislee-a100). All other constants are from kernel tables and from runs on H200s. The widths
 # of intervals on others' loads (predict.FORM_ERROR) are the size of the residuals of all sources.
-LEARNED = 1500, 400, 200  # requests of a simulated row
-# Sources in whose view constants of priors.py and steptime.py were chosen: the host's time a step (aic-silicon), the
-# link's rate over PCIe (dennislee-a100). All other constants are from kernel tables and from runs on H200s.
-# The widths of intervals
-# on others' loads (predict.FORM_ERROR) are the size of the residuals of all sources.
 LEARNED = frozenset({"aic-silicon", "dennislee-a100"})
 
 
