@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from .tokens import AT_LEAST_ONE, Event, Usage, choice_of, echoes, has_reasoning, tokens_in, trailing
+from .tokens import AT_LEAST_ONE, Event, Usage, choice_of, echoes, has_reasoning, last_events, tokens_in, trailing
 
 __all__ = ["AT_LEAST_ONE", "TokenStream", "error_message", "one_line", "tokens_in"]
 
 LONGEST_LINE = 1 << 23  # bytes: a server that never ends a line is not waited for
 _RECENT = 16  # reads: enough for the last token, the finish, usage, [DONE], and a few pings
-_LAST_LINES = 80
+_LAST_LINES = 60
 _WORDS = 4096  # bytes kept of an answer that is no stream
 _DONE = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
 _LONE_CR = re.compile(rb"\r[^\n]")
@@ -85,7 +85,8 @@ class TokenStream:
             if not self._started:
                 self._odd = (self._odd + data)[:_WORDS]
             return
-        if b"[DONE]" in data and (done := _DONE.search(data)):
+        # an event ends with its brace; one that follows [DONE] in its read is found at the end
+        if data[-3:-2] != b"}" and b"[DONE]" in data and (done := _DONE.search(data)):
             data = data[: done.end()] + b"\n"  # what follows is not part of the answer
             events = data.count(b"\ndata:") + data.startswith(b"data:")
             self._end()
@@ -136,14 +137,19 @@ class TokenStream:
         """Settle what the stream's end tells: usage, errors, and which events carried no token."""
         if self._tail and not self.over:  # a last line without its line feed
             self.feed(b"\n", self.heard)
-        lines = b"\n".join(b"".join(self._recent).rsplit(b"\n", _LAST_LINES)[-_LAST_LINES:]).split(b"\n")
+        recent = b"".join(self._recent)
+        lines = recent.rsplit(b"\n", _LAST_LINES)[-_LAST_LINES:]
         data = [line[5:].strip() for line in lines if line.startswith(b"data:")]
-        events = [_parse(line) for line in data]
+        if b"[DONE]" in data and (after := len(data) - 1 - data.index(b"[DONE]")):
+            del data[-after:]  # what follows is not part of the answer
+            self._drop_last(after)
+        events = last_events(data, _parse)
         reasons = [_finish_reason(e) for e in events]
         # usage without a choice is what some servers end with
         self.ended |= b"[DONE]" in data or any(reasons) or bool(events and _only_usage(events[-1]))
         self.stopped = "stop" in reasons
-        self.error, self.error_status = _told_error(lines, events)
+        if b"error" in recent:
+            self.error, self.error_status = _told_error(lines, events)
         usage = Usage(events)
         self.tokens, self.prompt_tokens, self.cached_tokens = usage.tokens, usage.prompt_tokens, usage.cached_tokens
         self.fault = self.fault or usage.fault

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 AT_LEAST_ONE = -1
@@ -54,6 +54,22 @@ def tokens_in(event: Event) -> int | None:
     if listed is not None and (listed or not text):
         return listed
     return AT_LEAST_ONE if text else None
+
+
+def last_events(lines: Sequence[bytes], parse: Callable[[bytes], Event | None]) -> list[Event | None]:
+    """A stream's last events, parsed: from the one before the last that surely carries a token. What is before them
+    tells nothing more, and parsing is what a stream's end costs."""
+    events: list[Event | None] = []
+    wanted = len(lines)
+    for line in reversed(lines):
+        if not wanted:
+            break
+        event = parse(line)
+        events.append(event)
+        choice = choice_of(event or {})
+        surely = choice is not None and (has_text(choice) or bool(listed_tokens(choice)))
+        wanted = min(wanted - 1, 1) if surely else wanted - 1
+    return events[::-1]
 
 
 def trailing(events: Sequence[Event | None], opening: Event | None = None) -> tuple[int, int]:
