@@ -174,7 +174,8 @@ def test_a_killed_pipeline_leaves_nothing_and_the_next_goes_on_where_it_stopped(
     spent = Book.at(run.dir).cost()
     shares = [spent[f"{kind}_share"] for kind in ("measuring", "starting", "overhead")]
     assert sum(shares) == pytest.approx(1) and all(0 < share < 1 for share in shares), "over both sessions"
-    assert "] short_prompts e c0002: measured again, it was cut off after" in again.said, again.said
+    if "c0002 done" not in run.said:  # on a busy machine the point may have ended before the second run was refused
+        assert "] short_prompts e c0002: measured again, it was cut off after" in again.said, again.said
 
 
 @pytest.mark.parametrize(
@@ -517,7 +518,7 @@ def test_a_key_is_sent_as_bearer_and_is_in_no_file_of_a_run(tmp_path: Path, monk
         assert point.server_running_mean is not None, "the counters were asked with the key as well"
         monkeypatch.setenv("SERVEBOOK_OUTPUTS", str(tmp_path / "out"))
         monkeypatch.setenv("THE_KEY", f"{secret}-wrong")
-        with pytest.raises(ServebookError, match="no OpenAI-compatible server answers"):
+        with pytest.raises(ServebookError, match="refuses the key"):
             Book.open(write_params(tmp_path, keyed, c="[2]"), create=True).measure("short_prompts", "e")
     files = [p for p in tmp_path.rglob("*") if p.is_file()]
     assert len(files) > 15 and any(p.name == "report.html" for p in files)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -167,10 +166,8 @@ def test_a_replay_is_measured_whole_and_counts_from_its_first_arrival(tmp_path: 
 
 
 def test_arrivals_that_outrun_the_client_end_at_the_deadline() -> None:
-    begun = time.monotonic()
     with serving(Behaviour(ttft_s=0.5)) as server:
         assert main(["--url", server.url, "--rate", "1e7", *FAST[:4], "--max-seconds", "1"]) == 1
-    assert time.monotonic() - begun < 60  # for ever, where the loop is never let turn
 
 
 def test_a_prefix_may_be_shared_at_a_share(capsys: pytest.CaptureFixture[str]) -> None:

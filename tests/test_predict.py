@@ -389,7 +389,8 @@ def test_what_ifs_move_the_right_way():
     cards = [(hardware.catalog()["H100-SXM"], 2.5), (hardware.catalog()["T4"], 0.3)]
     rows = capacity.capacity(p, SHAPE, A40, 512, 128, slo=Slo(ttft_s=1.0, tpot_s=0.05), other_gpus=cards)
     rate = {r["case"]: r["by_rate"] and r["by_rate"]["goodput_per_s"] for r in rows}
-    assert rate["fp8 weights"] > rate["as it is"]
+    # an A40 has no fp8 arithmetic: weights are unpacked in the GEMM, which saves reads and costs rate
+    assert rate["fp8 weights"] == pytest.approx(rate["as it is"], rel=0.15)
     assert rate["50% of prompts cached"] > rate["as it is"]
     assert rate["H100-SXM"] > 3 * rate["as it is"]
     t4 = next(r for r in rows if r["case"] == "T4")
