@@ -62,8 +62,8 @@ def test_every_point_of_both_engines_is_measured(finished):
         (s, e)
         for s in ("calibration", "short_prompts", "long_prompts", "prompt_length", "arrival_rate")
         for e in ("hf", "vllm")
-    }
-    assert len(points) == 2 * (2 + 2 + 2 + 2 + 1)
+    } | {("prefix_cache", "vllm")}
+    assert len(points) == 2 * (2 + 2 + 2 + 2 + 1) + 4
     for p in points:
         # an open loop does not wait: on a busy machine its last arrivals may be cut off by the time limit
         assert p["failures"] == 0 or p["kind"] == "arrival_rate", (p["sweep"], p["engine"], p["point"], p["errors"])
