@@ -174,7 +174,7 @@ class Client:
             fault = f"timed out after {self.timeout_s:g} s"
             if stream.over:  # its connection is given up, and those of the next ones sooner
                 self._body_end_s = _BODY_END_AGAIN_S
-        except aiohttp.ClientPayloadError:
+        except (aiohttp.ClientPayloadError, aiohttp.ClientResponseError):  # the latter: unreadable from its first bytes
             fault = "connection cut mid-stream"
         except aiohttp.ServerDisconnectedError:
             fault = "server closed the connection without an answer"
