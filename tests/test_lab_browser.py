@@ -82,14 +82,15 @@ def test_explore_answers_to_a_slider(lab: jupyter_lab.Page, root: Path) -> None:
     lab.open("notebooks/explore.ipynb")
     lab.notebook()
     lab.command("notebook:run-all-cells")
+    panel = "here.content.widgets.at(-1).node"  # the notebook ends at it
     lab.until(
-        "here.node.querySelectorAll('.sb-lab svg').length >= 4 && here.node.querySelector('.noUi-handle')", "the panel"
+        f"{panel}.querySelectorAll('.sb-lab svg').length >= 4 && {panel}.querySelector('.noUi-handle')", "the panel"
     )
     jupyter_lab.until(lab.ran, "the end of the cells")
-    drawn = "here.node.querySelector('.sb-lab').innerHTML.replaceAll('&nbsp;', ' ')"
+    drawn = f"{panel}.querySelector('.sb-lab').innerHTML.replaceAll('&nbsp;', ' ')"
     before = lab.tab.ask(drawn)
     # the concurrency's handle: the third slider; one step to the left
-    lab.tab.ask("here.node.querySelectorAll('.noUi-handle')[2].focus()")
+    lab.tab.ask(f"{panel}.querySelectorAll('.noUi-handle')[2].focus()")
     lab.press("ArrowLeft", 37)
     lab.until(f"{drawn}.includes('C = 96')", "the redrawn figures")
     after = lab.tab.ask(drawn)
