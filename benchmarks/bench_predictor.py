@@ -27,7 +27,7 @@ from servebook.config.params import ModelParams
 from servebook.config.points import PointSpec
 from servebook.hardware import catalog as hardware
 from servebook.model import reader as model
-from servebook.predictor import predict, simulation
+from servebook.predictor import forecaster, predict, simulation
 from servebook.predictor.calibration import calibrate
 from servebook.predictor.priors import Prior, vllm_priors
 from servebook.predictor.scenario import Scenario, average, whole_rounds
@@ -85,7 +85,7 @@ class Table:
             spec = PointSpec(row.sweep, "vllm", row.point_id, "concurrency", *tokens, concurrency)
             scenario = Scenario(s, spec, load, row.cache_hit_share or 0.0, running_gauge=True)
             count = whole_rounds(max(120, 3 * concurrency), concurrency)
-            o = average([scenario.outcome(times, seed, count) for seed in predict.SEEDS[:2]])
+            o = average([scenario.outcome(times, seed, count) for seed in forecaster.SEEDS[:2]])
             for at, metric in SCORED[self.name]:
                 measured = row.measured(metric)
                 if at == concurrency:

@@ -31,7 +31,7 @@ from servebook.common.errors import ServebookError
 from servebook.common.measured_point import MeasuredPoint
 from servebook.predictor import simulation
 from servebook.predictor.calibration import Z80, Calibration, calibrate
-from servebook.predictor.predict import form_error
+from servebook.predictor.intervals import form_error
 from servebook.predictor.server_limits import PredictedServer, Times
 from servebook.predictor.simulated_clients import Traffic
 
@@ -41,7 +41,7 @@ SAMPLES = 8
 MOST, MOST_DRAWN, MOST_LEARNED = 1500, 400, 200  # requests of a simulated row
 # Sources in whose view constants of priors.py and steptime.py were chosen: the host's time a step (aic-silicon), the
 # link's rate over PCIe (dennislee-a100). All other constants are from kernel tables and from runs on H200s. The widths
-# of intervals on others' loads (predict.FORM_ERROR) are the size of the residuals of all sources.
+# of intervals on others' loads (intervals.FORM_ERROR) are the size of the residuals of all sources.
 LEARNED = frozenset({"aic-silicon", "dennislee-a100"})
 
 

@@ -25,7 +25,8 @@ from servebook.config.workloads import Workload
 from servebook.hardware import catalog
 from servebook.model.reader import load_shape
 from servebook.predictor.any_load import predict_load
-from servebook.predictor.predict import forecaster, predict_run
+from servebook.predictor.forecaster import forecaster
+from servebook.predictor.predict import predict_run
 from servebook.predictor.scenario import Scenario
 from servebook.scoring import tool_results
 from servebook.scoring.tool_scores import score_result

@@ -14,7 +14,7 @@ from ..config.params import HardwareParams, Load, ModelParams, NaiveEngine, RunP
 from ..config.points import PointSpec
 from ..predictor import server_limits
 from ..predictor.calibration import Z80
-from ..predictor.predict import Forecaster, forecaster
+from ..predictor.forecaster import Forecaster, forecaster
 from . import runs
 from .setting import NAMES, SERVING, Setting, checked, engine_of
 

@@ -11,7 +11,8 @@ from ..common.errors import ServebookError
 from ..common.measured_point import METRICS
 from ..hardware import catalog as hardware
 from ..predictor import capacity, explain
-from ..predictor.predict import Forecaster, unserved
+from ..predictor.forecaster import Forecaster
+from ..predictor.point_fields import unserved
 from ..predictor.scenario import Scenario, whole_rounds
 from . import comparable, forecasters, runs
 from .answers import Forecast, SideBySide

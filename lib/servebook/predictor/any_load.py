@@ -11,7 +11,7 @@ from ..config.points import PointSpec
 from ..config.workloads import Workload
 from ..hardware.catalog import Gpu
 from ..model.shape import ModelShape
-from .predict import SAMPLES, forecaster
+from .forecaster import SAMPLES, forecaster
 
 
 def predict_load(

@@ -13,7 +13,7 @@ from ..config.params import RunParams, Slo, VllmEngine
 from ..config.points import PointSpec
 from ..hardware.catalog import Gpu
 from ..model.reader import ModelShape
-from .predict import Forecaster, forecaster
+from .forecaster import Forecaster, forecaster
 from .scenario import Scenario, whole_rounds
 from .simulation import Result
 

@@ -17,8 +17,8 @@ from ..config.search_space import SearchSpace
 from ..hardware.catalog import Gpu
 from ..model.shape import ModelShape
 from .calibration import Calibration, calibrate
+from .forecaster import Forecaster
 from .parallel import Layout
-from .predict import Forecaster
 from .server_limits import PredictedServer, Times, server
 
 ROUND_CONTEXT = 1024  # max_model_len is the longest request, up to the next multiple of it

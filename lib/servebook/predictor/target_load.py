@@ -17,7 +17,8 @@ from ..config.points import PointSpec
 from ..config.sweeps import LoadKind
 from ..config.workloads import Workload
 from .calibration import Z80
-from .predict import Forecaster, form_error
+from .forecaster import Forecaster
+from .intervals import form_error
 from .scenario import Scenario, whole_rounds
 from .server_limits import PredictedServer, Times
 from .simulated_clients import Prompt

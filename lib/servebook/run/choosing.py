@@ -16,8 +16,8 @@ from ..config.search_space import SearchSpace
 from ..hardware import catalog, prices
 from ..predictor.calibration import Calibration
 from ..predictor.choice import Choice, choose
+from ..predictor.forecaster import forecaster
 from ..predictor.parallel import Layout
-from ..predictor.predict import forecaster
 from ..predictor.set_ups import PricedGpu, precisions
 from ..run_folder.stored_run import StoredRun
 

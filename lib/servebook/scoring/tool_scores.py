@@ -16,7 +16,7 @@ from ..config.traces import Segments, Trace
 from ..config.workloads import Workload
 from ..hardware.catalog import Gpu
 from ..model.shape import ModelShape
-from ..predictor.predict import forecaster
+from ..predictor.forecaster import forecaster
 from .tool_result import LATENCIES, STATISTICS, TTFT_LATE_S, ToolResult
 
 NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "end to end"}

@@ -1,0 +1,76 @@
+"""The fields of a predicted point beside its metrics: its load, why it has no figures, notes, series over time."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from ..common.predicted_point import PredictedPoint
+from ..config.points import PointSpec, RepeatedPoint
+from .scenario import Outcome, Scenario
+from .simulation import Result, over_time
+
+
+def load_fields(spec: PointSpec) -> PredictedPoint:
+    """A predicted point with its load and no figures."""
+    out: PredictedPoint = {
+        "sweep": spec.sweep, "engine": spec.engine, "point": spec.point, "kind": spec.kind,
+        "concurrency": spec.clients, "rate_per_s": spec.rate_per_s, "prompt_tokens": spec.prompt_tokens,
+        "output_tokens": spec.output_tokens, "metrics": {},
+    }  # fmt: skip
+    if isinstance(spec, RepeatedPoint):
+        out["repeats_prompts"] = True
+    if spec.workload is not None or spec.requests is not None:
+        out["workload"], out["requests"] = spec.workload_name or None, spec.requests
+    return out
+
+
+def unserved(spec: PointSpec, why: str | None, wall_s: float = 0.0) -> PredictedPoint:
+    """A point without figures, and why."""
+    return {**load_fields(spec), "wall_s": wall_s, "breakdown": {}, "fits": False, "note": why}
+
+
+class WorkloadFields(TypedDict, total=False):
+    hit_share: float
+    series: Any
+
+
+def workload_fields(spec: PointSpec, central: Outcome, first: Result) -> WorkloadFields:
+    """Fields that only workloads and finite runs have: the prefix cache's hit share, and series over time."""
+    out: WorkloadFields = {}
+    if spec.workload is not None and spec.workload.repeats:
+        out["hit_share"] = central.hit_share
+    if spec.requests is not None:
+        out["series"] = over_time(first)
+    return out
+
+
+def notes(
+    scenario: Scenario, limit_s: float, central: Outcome, first: Result, expected: int, excess: str | None
+) -> list[str]:
+    """Notes on a predicted point: what its figures leave out or depend on.
+
+    limit_s: load.max_seconds. expected: requests that the client will measure. excess: by how much more arrives than is
+    served, where it does.
+    """
+    out, spec, limit, server = [*scenario.server.notes], scenario.spec, limit_s, scenario.server
+    c = spec.clients
+    if spec.requests is not None:
+        sent = f"all {spec.requests} requests from the first to the last, with the ramp and the tail"
+        out.append(f"a finite run: {sent}")
+        if excess:
+            out.append(f"more than it serves while requests arrive ({excess}): figures depend on their number")
+    elif c and not spec.fixed_requests and expected < c:
+        # clients move in waves: the next round ends as a whole, or not at all
+        needed = first.window[0] + c / central.request_rate_per_s
+        takes = f"max_seconds ({limit:g} s), only in {needed:.0f} s"
+        out.append(f"no measured round of all {c} clients ends in {takes}")
+    elif central.window_s >= limit * (1 - 1e-9):  # a mean of equal numbers may miss them by a bit
+        out.append(f"cut off at max_seconds ({limit:g} s)")
+    if central.preemptions:
+        out.append("the KV pool overflows: requests are preempted and recomputed")
+    elif c and c > central.running_mean * 1.5 and not server.naive:
+        out.append(f"only {central.running_mean:.0f} of {c} requests run at a time")
+    if scenario.cached_prompts:
+        found = sum(r.id < scenario.cached_prompts for r in first.requests) / max(len(first.requests), 1)
+        out.append(f"{found:.0%} of its prompts are expected in the prefix cache")
+    return out
