@@ -14,8 +14,14 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of slow.txt as slow."""
+    """Mark the tests of slow.txt as slow. Files that start engines or browsers come first, all in one process.
+
+    `make test` runs two processes. Two engines side by side would share a GPU, and what takes longest has to begin first.
+    """
     listed = slow.names()
+    machines = {i.path for i in items if i.get_closest_marker("engine") or i.get_closest_marker("browser")}
+    items.sort(key=lambda item: item.path not in machines)
     for item in items:
         if f"{item.path.stem}::{item.name.partition('[')[0]}" in listed:
             item.add_marker("slow")
+        item.add_marker(pytest.mark.xdist_group("machines" if item.path in machines else item.path.stem))
