@@ -4,7 +4,8 @@ A function takes the run's data and returns a matplotlib Figure; `show(figure)` 
 """
 
 from .choice import choice_front
-from .explain import predicted_vs_measured, roofline, saturation, waterfall
+from .decode_model import saturation
+from .explain import predicted_vs_measured, roofline, waterfall
 from .inside import distributions, server_series
 from .mechanism import block_tables, decoder_layer, packed_step, scheduler_steps
 from .style import FigureText, text_of

@@ -46,7 +46,7 @@ def choice_front(
             )  # fmt: skip
         own = [r for r in measured if r["gpu"] == gpu]
         xs, ys = [r["user_tok_per_s"] for r in own], [r["tok_per_s_per_gpu"] for r in own]
-        ax.plot(xs, ys, marker, color=colour, markerfacecolor=LIGHT["paper"], markersize=6, zorder=4)
+        ax.plot(xs, ys, marker, color=colour, markeredgecolor=LIGHT["ink"], markeredgewidth=1.3, markersize=7, zorder=4)
     edge = front([r for r in known if r["meets"]])
     steps = [r["user_tok_per_s"] for r in edge], [r["tok_per_s_per_gpu"] for r in edge]
     ax.plot(*steps, color=LIGHT["muted"], linewidth=1.4, zorder=2)
@@ -62,8 +62,8 @@ def choice_front(
     ]
     entries.append(Line2D([], [], color=LIGHT["muted"], linewidth=1.4, label="front"))
     if measured:
-        hollow: dict[str, Any] = {"markerfacecolor": LIGHT["paper"], "color": LIGHT["muted"], "linestyle": "none"}
-        entries.append(Line2D([], [], marker="o", label="measured, kept runs", **hollow))
+        edged: dict[str, Any] = {"markeredgecolor": LIGHT["ink"], "color": LIGHT["muted"], "linestyle": "none"}
+        entries.append(Line2D([], [], marker="o", label="measured, kept runs", **edged))
     figure.legend(handles=entries, loc="outside upper left", ncols=2 if canvas.narrow else 5, fontsize=8)
     _describe(figure, known, edge, chosen, measured, title)
     return figure
@@ -87,7 +87,7 @@ def _describe(
     )
     note += "in both."
     if measured:
-        note += " Hollow: measured points of kept runs of the same model, each at its own load."
+        note += " With a dark edge: measured points of kept runs of the same model, each at its own load."
     figure.servebook = FigureText(  # type: ignore[attr-defined]
         "choice-front", title or "What one user sees against what a card gives, at the target load",
         words.sentence(found), f"Scatter of set-ups. On the front: {alt}.", note,

@@ -41,7 +41,7 @@ def roofline(
     engines = sorted(frame["engine"].unique(), key=engine_order)
     styles = engine_styles(engines)
     ridge, peak = ridge_flop_per_byte(peak_flops_per_s, bytes_per_s), peak_flops_per_s / 1e12
-    figure, [(ax, _)] = canvas.panels(1, height=3.7)
+    figure, [(ax, _)] = canvas.panels(1, height=3.3)
     left = min([0.5, *(frame["intensity"] * 0.6)])
     right = max([ridge * 8, *(frame["intensity"] * 1.8)])
     roof_x = np.array([left, ridge, right])
@@ -157,7 +157,7 @@ def waterfall(
         labels += ["not explained", "measured"]
         values += [measured - explained, measured]
     scale, shown = (1e3, "ms") if unit == "s" and max(map(abs, values)) < 1 else (1.0, unit)
-    figure, [(ax, _)] = canvas.panels(1, height=0.6 + 0.34 * len(values))
+    figure, [(ax, _)] = canvas.panels(1, height=0.6 + 0.28 * len(values))
     look = engine_styles([engine])[engine]
     level = 0.0
     reach = max(np.cumsum(values[: len(parts)] or [0]).max(), measured or 0, explained) * scale
@@ -207,65 +207,6 @@ def _waterfall_takeaway(
 
 
 @chart
-def saturation(
-    canvas: Canvas,
-    curve: pd.DataFrame | Sequence[Mapping[str, Any]],
-    *,
-    half_batch: float | None = None,
-    ceiling_tok_per_s: float | None = None,
-    measured: pd.DataFrame | Sequence[Mapping[str, Any]] | None = None,
-    engine: str = "vllm",
-    id: str = "saturation",
-) -> Figure:
-    """Saturation curve of decode: tokens/s over batch B, with the half-saturation batch and the ceiling.
-
-    curve: rows of batch, tok_per_s; measured: rows of concurrency, tok_per_s.
-    """
-    model = pd.DataFrame(curve, columns=["batch", "tok_per_s"]).sort_values("batch")
-    points = pd.DataFrame([] if measured is None else measured, columns=["concurrency", "tok_per_s"]).dropna()
-    figure, [(ax, _)] = canvas.panels(1, height=3.2)
-    look = engine_styles([engine])[engine]
-    ax.plot(model["batch"], model["tok_per_s"], color=look.colour, linestyle=(0, (4, 2)), linewidth=1.5)
-    said, alt = [], []
-    if ceiling_tok_per_s:
-        ax.axhline(ceiling_tok_per_s, color=LIGHT["muted"], linewidth=1)
-        label = f"ceiling {words.number(ceiling_tok_per_s)} tok/s"
-        ax.annotate(label, (0.02, ceiling_tok_per_s), (0, 4), xycoords=("axes fraction", "data"),
-                    textcoords="offset points", fontsize=8.5, color=LIGHT["muted"])  # fmt: skip
-        said.append(f"The decode model nears {words.number(ceiling_tok_per_s)} tok/s")
-    if half_batch and ceiling_tok_per_s:
-        ax.plot([half_batch] * 2, [0, ceiling_tok_per_s / 2], color=LIGHT["muted"], linewidth=1, linestyle=(0, (1, 2)))
-        ax.plot(half_batch, ceiling_tok_per_s / 2, "o", color=LIGHT["ink"], markersize=4.5)
-        ax.annotate(f"half at B = {words.number(half_batch)}", (half_batch, ceiling_tok_per_s / 2), (-7, 5), ha="right",
-                    textcoords="offset points", fontsize=8.5, color=LIGHT["ink"])  # fmt: skip
-        said.append(f"reaches half of it at batch {words.number(half_batch)}")
-    if len(points):
-        points = points.sort_values("concurrency")
-        ax.plot(points["concurrency"], points["tok_per_s"], marker=look.marker, color=look.colour)
-        last = points.iloc[-1]
-        model_at = float(np.interp(last["concurrency"], model["batch"], model["tok_per_s"]))
-        said.append(
-            f"measured at C = {words.number(last['concurrency'])}: {words.number(last['tok_per_s'])} tok/s, "
-            f"{words.percent(last['tok_per_s'] / model_at)} of the model's {words.number(model_at)}"
-        )
-        alt += [f"C = {words.number(r['concurrency'])}: {words.number(r['tok_per_s'])}" for _, r in points.iterrows()]
-    ax.set_ylim(bottom=0)
-    ticks = [2.0**i for i in range(12) if model["batch"].min() <= 2**i <= model["batch"].max()]
-    plain_log(ax.xaxis, ticks, room=6 if canvas.narrow else 12)
-    ax.set_xlabel("Batch, sequences decoded together (log₂)")
-    y_axis(ax, "Decode tokens/s", "", log=False)
-    picked = model.iloc[:: max(1, len(model) // 8)]
-    values = "; ".join(f"B = {words.number(r['batch'])}: {words.number(r['tok_per_s'])}" for _, r in picked.iterrows())
-    measured_words = f" Measured, tok/s: {'; '.join(alt)}." if alt else ""
-    figure.servebook = FigureText(  # type: ignore[attr-defined]
-        id, "How decode throughput saturates with the batch", words.sentence(said),
-        f"Curve of modelled decode tokens per second over batch: {values}.{measured_words}",
-        "Dashed: the decode-only model, no prefill in it." + (" Solid: measured." if alt else ""),
-    )  # fmt: skip
-    return figure
-
-
-@chart
 def predicted_vs_measured(canvas: Canvas, scores: pd.DataFrame, *, id: str = "predicted-vs-measured") -> Figure:
     """Every score of the run: predicted ÷ measured, one row a metric, one mark a point, each engine's best stage."""
     rows = score.final(scores) if len(scores) else scores
@@ -292,8 +233,10 @@ def predicted_vs_measured(canvas: Canvas, scores: pd.DataFrame, *, id: str = "pr
             for _, r in own.iterrows():
                 place = f"{engine}, {r['sweep']} {r['point']}: {names.get(metric, metric)}"
                 tip(ax, 1 / r["ratio"], y, f"{place} predicted {words.percent(r['error_share'], signed=True)}")
-            ax.plot(1 / own["ratio"], [y] * len(own), look.marker, color=look.colour, markersize=5, alpha=0.75,
-                    markeredgewidth=0)  # fmt: skip
+            for doubted, marks in own.groupby(own["data"] == "suspect"):
+                fill = LIGHT["paper"] if doubted else look.colour
+                ax.plot(1 / marks["ratio"], [y] * len(marks), look.marker, color=look.colour, markersize=5, alpha=0.75,
+                        markerfacecolor=fill, markeredgewidth=1)  # fmt: skip
     reach = max(1.6, float(np.exp(np.log(rows["ratio"]).abs().max())) * 1.15)
     ax.set(xscale="log", xlim=(1 / reach, reach), ylim=(len(metrics) - 0.4, -0.6))
     choices = [0.1, 0.2, 0.5, 1, 2, 5, 10] if reach > 2.4 else [0.5, 0.7, 0.8, 1, 1.25, 1.5, 2]
@@ -324,6 +267,7 @@ def predicted_vs_measured(canvas: Canvas, scores: pd.DataFrame, *, id: str = "pr
     )
     figure.servebook = FigureText(  # type: ignore[attr-defined]
         id, title, takeaway + ".", f"Strip chart of predicted divided by measured, by metric and engine. {alt}.",
-        f"n = {total} point × metric pairs; dark band ±10 %, light band ±25 %; right of 1: predicted above measured.",
+        f"n = {total} point × metric pairs; dark band ±10 %, light band ±25 %; right of 1: predicted above "
+        "measured. Hollow: the audit doubts the point.",
     )  # fmt: skip
     return figure

@@ -142,8 +142,8 @@ def server_series(
     panels = [*dict.fromkeys(SERIES[c][0] for c in known)]
     id = id or f"series-{engine}{'-' + point if point else ''}"
     where = f" ({engine}{', ' + point if point else ''})"
-    title = f"What the server said of itself over time{where}"
-    figure, pairs = canvas.panels(max(1, len(panels)), height=1.3, stack=True)
+    title = f"The server's own counters over time{where}"
+    figure, pairs = canvas.panels(max(1, len(panels)), height=1.05, stack=True)
     if not known:
         pairs[0][0].set_axis_off()
         text = "The server reported no metrics for this point."
@@ -160,7 +160,7 @@ def server_series(
             alt.append(f"{SERIES[column][1]}: {words.number(low)} to {words.number(high)}, median {words.number(mid)}")
         if len(columns) > 1:
             ax.legend(loc="upper right", ncols=2, borderpad=0.1, labelcolor="linecolor", handlelength=1)
-            ax.set_ylim(top=ax.get_ylim()[1] * 1.25)
+            ax.set_ylim(top=ax.get_ylim()[1] * 1.45)
         ax.set_ylim(bottom=0)
         y_axis(ax, panel, "", log=False)
         ax.set_xlim(frame["time_s"].min(), frame["time_s"].max())  # one time axis: rates begin a scrape later
@@ -184,8 +184,9 @@ def _series_findings(frame: pd.DataFrame, known: Sequence[str]) -> list[str]:
         inside, outside = (frame.loc[m, "generation_tok_per_s"].mean() for m in (flood, rest))
         if np.isfinite(inside) and np.isfinite(outside) and outside > 0:
             found.append(
-                f"while prompts flood in (upper quarter of the prompt rate) generation runs at {words.number(inside)} "
-                f"tok/s, against {words.number(outside)} in the lower quarter"
+                f"output {'drops' if inside < outside else 'goes'} from {words.number(outside)} to "
+                f"{words.number(inside)} tok/s when prompt intake is highest (lower against upper quarter of the "
+                "prompt rate)"
             )
     if "waiting" in known:
         found.append(f"the server counted at most {words.number(frame['waiting'].max())} requests as waiting")

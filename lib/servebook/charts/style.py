@@ -84,12 +84,12 @@ class Canvas:
         """`count` panels side by side (stacked when narrow, or when `stack`), each with a ratio panel below it."""
         across = 1 if self.narrow or stack else count
         down = count // across if across == 1 else 1
-        each = height + (0.95 if ratio else 0)
+        each = height + (0.85 if ratio else 0)
         figure = Figure(figsize=(NARROW_IN if self.narrow else WIDE_IN, each * down), layout="constrained")
         engine = figure.get_layout_engine()
         assert isinstance(engine, ConstrainedLayoutEngine)
         engine.set(w_pad=0.05, h_pad=0.05, hspace=0.03, wspace=0.06)
-        rows = [height, 0.95] * down if ratio else [height] * down
+        rows = [height, 0.85] * down if ratio else [height] * down
         grid = figure.add_gridspec(len(rows), across, height_ratios=rows)
         pairs: list[tuple[Axes, Axes | None]] = []
         for i in range(count):

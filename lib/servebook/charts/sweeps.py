@@ -29,7 +29,7 @@ def _curves(
 ) -> Figure:  # fmt: skip
     """Panels of curves over x with a ratio panel each: the shape of most figures here."""
     ratio = ratio and bool(len(data.predicted)) and bool(len(data.measured))
-    figure, pairs = canvas.panels(len(metrics), ratio=ratio, height=3.0 if len(metrics) == 1 else 2.7)
+    figure, pairs = canvas.panels(len(metrics), ratio=ratio, height=2.5 if len(metrics) == 1 else 2.3)
     if not len(data.xs(x)):
         for ax, _ in pairs[1:]:
             ax.set_axis_off()
@@ -105,7 +105,7 @@ def prompt_length(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, 
 def arrival_rate(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage: str | None = None) -> Figure:
     """The open-loop control: arrival rate against TTFT and request latency."""
     data = lines.gather(points, predictions, sweep, stage)
-    x = ("rate_per_s", "{} requests/s", "Arrival rate, requests/s")
+    x = ("rate_per_s", "{} requests/s", "Arrival rate, requests/s (log)")
     title = "Arrival rate against TTFT and request latency"
     return _curves(canvas, data, [TTFT, E2E], *x, f"arrival-rate-{sweep}", title, log=True)
 

@@ -29,7 +29,7 @@ def latency_throughput(
     Percentiles are drawn beside percentiles: a prediction that holds means only is left out."""
     data = lines.gather(points, predictions, sweep, stage)
     title = "Request latency against output throughput"
-    figure, [(ax, _)] = canvas.panels(1, height=3.6)
+    figure, [(ax, _)] = canvas.panels(1, height=3.0)
     rows = data.points[data.points["verdict"] != "invalid"].dropna(subset=["output_tok_per_s"])
     rows = rows.assign(e2e_p50_s=rows["e2e_p50_s"].fillna(rows["e2e_mean_s"])).dropna(subset=["e2e_p50_s"])
     if rows.empty:
@@ -109,7 +109,7 @@ def frontier(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage
     """Throughput-latency frontier: tokens/s that one user sees (1 / TPOT) against tokens/s of the whole server."""
     data = lines.gather(points, predictions, sweep, stage)
     title = "What one user sees against what the server gives"
-    figure, [(ax, _)] = canvas.panels(1, height=3.4)
+    figure, [(ax, _)] = canvas.panels(1, height=2.8)
     rows = data.points[data.points["verdict"] != "invalid"].dropna(subset=["output_tok_per_s", "tpot_mean_s"])
     rows = rows[rows["tpot_mean_s"] > 0].assign(user=lambda r: 1 / r["tpot_mean_s"])
     if rows.empty:
@@ -182,12 +182,18 @@ def _number_points(ax: Any, rows: pd.DataFrame, x: str, y: str, number: str, *, 
 
     def thin_out() -> None:
         at = ax.transData.transform(places) * 72 / ax.figure.dpi
-        kept: list[Any] = []
+        kept: list[tuple[float, float]] = []
         for label, place in zip(labels, at, strict=True):
-            if any(abs(place[0] - k[0]) < 13 and abs(place[1] - k[1]) < 9 for k in kept):
+            wide, low = 6 + 4.8 * len(label.get_text()), place[1] + (3 if above else -11)
+
+            def hides(other: Any, left: float = place[0], wide: float = wide, low: float = low) -> bool:
+                return left + 3 < other[0] + 4 and other[0] - 4 < left + wide and abs(other[1] - low - 4) < 7
+
+            crowded = any(abs(place[0] - k[0]) < 13 and abs(place[1] - k[1]) < 9 for k in kept)
+            if crowded or any(hides(other) for other in at if other is not place and tuple(other) != tuple(place)):
                 label.set_visible(False)
             else:
-                kept.append(place)
+                kept.append((float(place[0]), float(place[1])))
 
     place_last(ax.figure, thin_out)
 

@@ -19,8 +19,8 @@ from .style import LIGHT, Canvas, FigureText, chart, engine_styles, y_axis
 
 @chart
 def percentiles(canvas: Canvas, points: pd.DataFrame, predicted: Sequence[PredictedPoint], sweep: str) -> Figure:
-    """Mean, p50, p90 and p99 of TTFT, TPOT and end-to-end latency of each point: measured as filled marks, predicted as
-    hollow ones with their 80 % interval."""
+    """Mean, p50, p90 and p99 of TTFT, TPOT and end-to-end latency of each point: measured as marks (hollow
+    where the audit doubts the point), predicted as bars with their 80 % interval."""
     scores = distributions_scored.scores(points, predicted, sweep)
     scores = scores[scores["latency"] != "hit_share"]
     title = "How latencies spread over requests, predicted and measured"
@@ -33,6 +33,10 @@ def percentiles(canvas: Canvas, points: pd.DataFrame, predicted: Sequence[Predic
         return figure
     names = list(dict.fromkeys(zip(scores["engine"], scores["point"], strict=True)))
     styles = engine_styles(list(dict.fromkeys(e for e, _ in names)))
+    suspect = (
+        points[(points["sweep"] == sweep) & (points["verdict"] == "suspect")] if "verdict" in points else points[:0]
+    )
+    doubted = set(zip(suspect["engine"], suspect["point"], strict=True))
     alt = []
     for (ax, _), (latency, label) in zip(pairs, LATENCIES.items(), strict=True):
         for k, (engine, point) in enumerate(names):
@@ -40,8 +44,9 @@ def percentiles(canvas: Canvas, points: pd.DataFrame, predicted: Sequence[Predic
             at = np.array([STATISTICS.index(s) for s in own["statistic"]]) + 0.16 * (k - (len(names) - 1) / 2)
             colour = styles[engine].colour
             ax.vlines(at, own["low"].astype(float), own["high"].astype(float), color=colour, linewidth=4, alpha=0.25)
-            ax.plot(at, own["predicted"], "o", color=colour, markerfacecolor="none", markersize=6)
-            ax.plot(at, own["measured"], "o", color=colour, markersize=3.5)
+            ax.plot(at, own["predicted"], "_", color=colour, markersize=9, markeredgewidth=1.6)
+            fill = LIGHT["paper"] if (engine, point) in doubted else colour
+            ax.plot(at, own["measured"], "o", color=colour, markerfacecolor=fill, markersize=4.5)
             told = (
                 f"{r.statistic} {words.seconds(r.predicted)} / {words.seconds(r.measured)}" for r in own.itertuples()
             )
@@ -55,8 +60,8 @@ def percentiles(canvas: Canvas, points: pd.DataFrame, predicted: Sequence[Predic
     )
     figure.servebook = FigureText(  # type: ignore[attr-defined]
         f"percentiles-{sweep}", title, takeaway, f"Marks. {'; '.join(alt)}.",
-        "Filled: measured. Hollow: predicted, the bar its 80 % interval. From the left: "
-        f"{', '.join(point for _, point in names)}.",
+        "Dots: measured, hollow where the audit doubts the point. Bars: predicted, with the 80 % "
+        f"interval. Left to right: {', '.join(point for _, point in names)}.",
     )  # fmt: skip
     return figure
 
@@ -90,6 +95,7 @@ def over_time(canvas: Canvas, requests: pd.DataFrame, predicted: Sequence[Predic
         ax.plot(seen["t_s"], found, color=colour, linewidth=1.2, label="measured")
         ax.set_ylim(bottom=0)
         y_axis(ax, label, "", log=False)
+        ax.set_xlim(0, max(float(np.max(series["t_s"])), float(seen["end_s"])))  # one time axis
         ax.tick_params(labelbottom=label == panels[-1][0])
     pairs[0][0].legend(loc="upper right", ncols=2, borderpad=0.1, labelcolor=LIGHT["muted"], handlelength=2)
     pairs[-1][0].set_xlabel("Time since the first request was due (s)")

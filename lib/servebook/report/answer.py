@@ -8,11 +8,12 @@ from typing import Any
 import pandas as pd
 
 from ..charts import words
+from ..charts.style import engine_order
 from ..common import stats
 from ..scoring import analysis, score
 from .baseline import Baseline
 from .headlines import RATES, card, compared, error_card, interval_words, rated
-from .markup import Html, esc, where, without_pace
+from .markup import Html, columns, esc, table, without_pace
 
 DOUBTED = Html('<a class="sb-doubt" href="#can-the-measurements-be-trusted" title="the audit doubts this point">○</a>')
 
@@ -91,14 +92,15 @@ def _against_engine(both: pd.DataFrame, engine: str, rate: str, params: Any) -> 
     first, name = same.iloc[0], RATES[rate].partition(" ")[0]
     one, two = server_name(engine, params), server_name(top["engine_other"], params)
     rates = f"{words.number(top[rate])} against {words.number(top[rate + '_other'])} {RATES[rate]}"
-    text = f"{one} gives {_factor(top['ratio'])} times the {name} rate of {two} at {load(top)} ({rates})"
+    mark = _doubt(top) or _doubt(top, "verdict_other")
+    text = esc(f"{one} gives {_factor(top['ratio'])} times the {name} rate of {two} at {load(top)} ({rates})") + mark
     if first["point"] != top["point"]:
-        text += f"; at {load(first, short=True)} it gives {_factor(first['ratio'])} times"
+        text += esc(f"; at {load(first, short=True)} it gives {_factor(first['ratio'])} times")
+        text += _doubt(first) or _doubt(first, "verdict_other")
     spans = [(top[f"{rate}_ci_low{tail}"], top[f"{rate}_ci_high{tail}"]) for tail in ("", "_other")]
     span = interval_words(*stats.ratio_interval(top["ratio"], *spans), "×")
     what = f"the {name} rate of {two} at {load(top)}: the largest gap at equal load"
-    mark = _doubt(top) or _doubt(top, "verdict_other")
-    return f"{esc(text)}{mark}.", [card(words.number(top["ratio"], 2), "×", what, span, mark)]
+    return f"{text}.", [card(words.number(top["ratio"], 2), "×", what, span, mark)]
 
 
 def _against_fresh(
@@ -137,14 +139,15 @@ def _rate(own: pd.DataFrame, frame: pd.DataFrame, engine: str, rate: str, params
     if not price or rate != "output_tok_per_s":
         return f"{esc(text)}{mark}.", cards
     cost = million(best[rate], price)
-    others = frame[frame["engine"] != engine].groupby("engine")[rate].max()
+    same = frame[(frame["sweep"] == best["sweep"]) & (frame["engine"] != engine)]  # the same prompts and answers
+    others = same.groupby("engine")[rate].max()
     each = [f"{currency} {_money(million(v, price))} with {server_name(str(e), params)}" for e, v in others.items()]
-    cheapest = f"; at best {words.listing(each)}" if each else ""
+    cheapest = f"; at these lengths it is at least {words.listing(each)}" if each else ""
     text = (
         f"{text}{{}}, which makes {currency} {_money(cost)} per million output tokens at {currency} {price:.2f} an hour"
     )
     what = f"{currency} per million output tokens at that peak ({currency} {price:.2f} an hour)"
-    cards.append(card(_money(cost), currency, what, f"at best {words.listing(each)}" if each else "", mark))
+    cards.append(card(_money(cost), currency, what, f"at least {words.listing(each)}" if each else "", mark))
     before, after = text.split("{}")
     return f"{esc(before)}{mark}{esc(after + cheapest)}.", cards
 
@@ -226,29 +229,44 @@ def conditions(params: Any, gpu: Any, provenance: Mapping[str, Any], facts: Mapp
 
 
 def economics(points: Any, params: Any, *, engine: str | None = None) -> Html:
-    """What each closed-loop point gives per user and per GPU, and what a million of its output tokens cost."""
-    from .markup import columns, table
+    """What each closed-loop point gives per user and per GPU, and what a million of its output tokens cost.
 
+    A table a workload, one row a concurrency. Two engines stand side by side."""
     frame, rate = rated(points)
     frame = frame[frame["concurrency"].notna() & (frame["kind"] == "concurrency") & frame["tpot_mean_s"].gt(0)]
     frame = frame[frame["engine"] == engine] if engine else frame
     if frame.empty:
         return Html("")
     price, currency = params.hardware.price_per_hour, params.hardware.currency
-    rows = [r for _, r in frame.sort_values(["engine", "prompt_tokens", "concurrency"], kind="stable").iterrows()]
-    gpus = [gpus_of(params, r["engine"]) for r in rows]
-    shown: dict[str, list[Any]] = {
-        "Load": [Html(esc(where(r)) + _doubt(r)) for r in rows], "Engine": [r["engine"] for r in rows],
-        "TTFT": [words.seconds(r["ttft_mean_s"]) for r in rows],
-        "Tokens/s/user": [words.number(1 / r["tpot_mean_s"]) for r in rows],
-        "Tokens/s/GPU": [words.number(r[rate] / n) for r, n in zip(rows, gpus, strict=True)],
-    }  # fmt: skip
+    gpus = frame["engine"].map(lambda name: gpus_of(params, name))
+    frame = frame.assign(user=1 / frame["tpot_mean_s"], gpu=frame[rate] / gpus)
+    shown = {"ttft_mean_s": ("TTFT", words.seconds), "user": ("tok/s/user", words.number),
+             "gpu": ("tok/s/GPU", words.number)}  # fmt: skip
     if price:
-        shown[f"{currency} per 1M output tokens"] = [_money(million(r[rate], price)) for r in rows]
-    caption = "What one user gets (1 / TPOT) and what one GPU gives" + (
-        f", and what that costs at {currency} {price:g} an hour" if price else "; no price was given"
-    )
-    return table(columns(shown), caption, right=tuple(list(shown)[2:]), fold=False)
+        frame["cost"] = [million(v, price) for v in frame[rate]]
+        shown["cost"] = (f"{currency} per 1M", _money)
+    tables = []
+    for _, own in frame.groupby(["prompt_tokens", "output_tokens"], sort=True):
+        of = f"{own['prompt_tokens'].iloc[0]:,.0f} tokens in, {own['output_tokens'].iloc[0]:,.0f} out"
+        cost = f", and the price of a million output tokens at {currency} {price:g} an hour and GPU" if price else ""
+        caption = f"{of}: tokens/s of one user (1 / TPOT) and of one GPU{cost or '; no price was given'}"
+        tables.append(_side_by_side(own, shown, caption))
+    return Html("".join(tables))
+
+
+def _side_by_side(frame: pd.DataFrame, shown: Mapping[str, tuple[str, Any]], caption: str) -> Html:
+    """One row a concurrency; shown: column to (heading, format), once an engine."""
+    engines = sorted(frame["engine"].unique(), key=engine_order)
+    levels = sorted(frame["concurrency"].unique())
+    rows: dict[str, list[Any]] = {"C": [f"{c:.0f}" for c in levels]}
+    for column, (heading, form) in shown.items():
+        for name in engines:
+            own = frame[frame["engine"] == name].drop_duplicates("concurrency").set_index("concurrency")
+            title = f"{name}: {heading}" if len(engines) > 1 else heading
+            rows[title] = [
+                Html(esc(form(own.loc[c, column])) + _doubt(own.loc[c])) if c in own.index else None for c in levels
+            ]
+    return table(columns(rows), caption, right=tuple(list(rows)[1:]), fold=False)
 
 
 def gpus_of(params: Any, engine: str) -> int:

@@ -124,9 +124,10 @@ def permalink(anchor: str, name: str) -> str:
 
 
 def scroller(inner: str, label: str) -> str:
-    """A box that scrolls sideways on its own and can be reached with the keyboard."""
+    """A box that scrolls sideways on its own, says so where it does, and can be reached with the keyboard."""
     return (
-        f'<div class="sb-scroll" tabindex="0" role="region" aria-label="{html.escape(label, quote=True)}">{inner}</div>'
+        f'<div class="sb-scroll" tabindex="0" role="region" aria-label="{html.escape(label, quote=True)}">'
+        f'<span class="sb-more" aria-hidden="true">Scrolls sideways →</span>{inner}</div>'
     )
 
 

@@ -83,9 +83,8 @@ def table(
             tag = 'th scope="row"' if i == 0 and row_header else "td"
             cells.append(f"<{tag}{cls(column)}>{esc(shown)}</{tag.split()[0]}>")
         body.append(f"<tr>{''.join(cells)}</tr>")
-    inner = (
-        f"<table><caption>{esc(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
-    )
+    capped = f'<caption><span class="sb-cap">{esc(caption)}</span></caption>'
+    inner = f"<table>{capped}<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
     if not fold or len(body) <= LONG_TABLE:
         return Html(scroller(inner, caption))
     summary = f'<summary>{esc(caption)} <span class="sb-soft">({len(body)} rows)</span></summary>'
@@ -132,6 +131,16 @@ def place(row: Any) -> str:
     if row.kind in ("prompt_length", CALIBRATION):
         return f"{row.prompt_tokens:,.0f} prompt tokens"
     return f"C = {row.concurrency:.0f}{_again(row)}" if pd.notna(row.concurrency) else str(row.point)
+
+
+def loads_in_words(text: str) -> str:
+    """A sentence whose points carry their files' names, with the load instead: C = 16, 32 for c0016, c0032."""
+
+    def said(match: re.Match[str]) -> str:
+        levels = [str(int(name[1:])) for name in match[0].split(", ")]
+        return f"C = {', '.join(levels)}"
+
+    return re.sub(r"\bc\d{4,}\b(?:, c\d{4,}\b)*", said, text)
 
 
 def with_range(value: float, low: float, high: float, unit: str) -> Html:

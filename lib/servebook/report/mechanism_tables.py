@@ -205,7 +205,7 @@ def _overhead(points: pd.DataFrame, engine: str, baseline: str | None) -> Mechan
 def gap_in_words(
     points: pd.DataFrame, predicted: Iterable[Mapping[str, Any]], *, engine: str, baseline: str | None
 ) -> Html:
-    """Where the gap comes from, at C = 1 and at the largest C that both engines measured, a sentence each.
+    """Where the gap comes from, at C = 1 and at the largest C that both engines measured: factors, then sentences.
 
     predicted: the baseline's frozen points: what of its TPOT is the host's."""
     if baseline is None:
@@ -214,14 +214,20 @@ def gap_in_words(
     frame = frame.dropna(subset=["output_ratio"])
     if frame.empty:
         return Html("<p>No load was measured on both engines.</p>")
-    hosts = {(p["sweep"], p["point"]): _host_share(p) for p in predicted}
-    items = []
-    for sweep, own in frame.groupby("sweep", sort=False):
+    rows, hosts = [], {(p["sweep"], p["point"]): _host_share(p) for p in predicted}
+    for _, own in frame.groupby("sweep", sort=False):
         own = own.sort_values("concurrency")
-        for row in (own.iloc[0], *([own.iloc[-1]] if len(own) > 1 else [])):
-            host = hosts.get((sweep, f"c{int(row['concurrency']):04d}")) if row["concurrency"] == 1 else None
-            items.append(f"<li>{esc(_gap_sentence(str(sweep), row, engine, baseline, host))}</li>")
-    return Html(f"<ul>{''.join(items)}</ul>")
+        rows += [own.iloc[0], *([own.iloc[-1]] if len(own) > 1 else [])]
+    shown = columns({
+        "Load": [f"{r['sweep']}, C = {r['concurrency']:.0f}" for r in rows],
+        f"{engine} over {baseline}, output tok/s": [words.times(r["output_ratio"]) for r in rows],
+        "shorter step": [words.times(r["step_ratio"]) for r in rows],
+        "more requests decoding": [words.times(r["batch_ratio"]) for r in rows],
+        "prefill and waiting": [words.times(r["rest_ratio"]) for r in rows],
+    })  # fmt: skip
+    caption = "The ratio of output rates, and the three factors that multiply to it"
+    made = table(shown, caption, right=tuple(shown.columns[1:]), fold=False)
+    return Html(f"{made}<p>{esc(_gap_sentences(rows, hosts, engine, baseline))}</p>")
 
 
 def _host_share(point: Mapping[str, Any]) -> float | None:
@@ -230,24 +236,34 @@ def _host_share(point: Mapping[str, Any]) -> float | None:
     return (parts.get("host_s", 0.0) + parts.get("launch_s", 0.0)) / total if total else None
 
 
-def _gap_sentence(sweep: str, row: pd.Series[Any], engine: str, baseline: str, host: float | None) -> str:
-    parts = {
-        "a step costs less": row["step_ratio"], "more requests decode at once": row["batch_ratio"],
-        "prefill and waiting": row["rest_ratio"],
-    }  # fmt: skip
-    factors = ", ".join(f"{name} {words.times(value)}" for name, value in parts.items() if pd.notna(value))
-    text = (
-        f"{sweep}, C = {row['concurrency']:.0f}: {engine} gives {words.times(row['output_ratio'])} the output rate of "
-        f"{baseline}. Its factors: {factors}."
-    )
-    if host is not None and host > 0.2:
-        text += (
-            f" Nothing is batched here. By the prediction {words.percent(host)} of {baseline}'s time per token is its "
-            "host, which launches one kernel after the other."
-        )
-    elif row["concurrency"] > 1 and row["batch_ratio"] > row["step_ratio"]:
-        text += " Batching makes the difference: the weights are read once for all requests of a step."
-    return text
+def _gap_sentences(
+    rows: list[pd.Series[Any]], hosts: Mapping[tuple[str, str], float | None], engine: str, baseline: str
+) -> str:
+    """Which factor makes the gap at C = 1, and which at the largest C."""
+    alone = [r for r in rows if r["concurrency"] == 1]
+    crowded = [r for r in rows if r["concurrency"] > 1]
+    parts = []
+    if alone:
+        row = alone[0]
+        text = f"At C = 1 nothing is batched, so the factor of {words.times(row['output_ratio'])} is one of steps"
+        host = hosts.get((row["sweep"], "c0001"))
+        if host is not None and host > 0.2:
+            text += (
+                f": by the prediction, {words.percent(host)} of {baseline}'s time per token goes to the host, which "
+                "launches one kernel after the other"
+            )
+        parts.append(f"{text}.")
+    if crowded:
+        row = max(crowded, key=lambda r: r["output_ratio"])
+        at, batch, step = f"At C = {row['concurrency']:.0f}", row["batch_ratio"], row["step_ratio"]
+        if batch > step:
+            parts.append(
+                f"{at} batching makes most of it: {engine} reads the weights once for all requests of a step, "
+                f"{words.times(batch)} as many as {baseline} decodes at once."
+            )
+        else:
+            parts.append(f"{at} the step still makes most of it: {baseline}'s takes {words.times(step)} as long.")
+    return " ".join(parts)
 
 
 def knee_table(points: pd.DataFrame, predicted: Iterable[Mapping[str, Any]]) -> Html:
@@ -272,14 +288,18 @@ def knee_table(points: pd.DataFrame, predicted: Iterable[Mapping[str, Any]]) -> 
     return table(shown, "The TTFT knee, measured and predicted")
 
 
-def sellable_table(points: pd.DataFrame, slo: Any) -> Html:
-    """The last C whose percentiles meet the targets, its output rate, and the largest rate over it."""
+def sellable_table(points: pd.DataFrame, slo: Any, *, percentile: str | None = None) -> Html:
+    """The last C whose percentiles meet the targets, its output rate, and the largest rate over it.
+
+    percentile: p50 or p99 alone; None: both."""
     frame = serving.sellable(points, slo)
+    if percentile and len(frame):
+        frame = frame[frame["percentile"] == percentile]
     if frame.empty:
         return Html("<p>The parameters set no targets (slo), or nothing was measured.</p>")
     limits = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("latency", slo.e2e_s))
     targets = [f"{name} ≤ {words.seconds(limit)}" for name, limit in limits if limit]
-    rows = frame.to_dict("records")
+    rows = frame.sort_values(["sweep", "engine", "percentile"], kind="stable").to_dict("records")
     shown = columns({
         "Sweep": [r["sweep"] for r in rows], "Engine": [r["engine"] for r in rows],
         "Percentile": [r["percentile"] for r in rows],

@@ -203,7 +203,7 @@ def _context(run_dir: Path) -> dict[str, Any]:
     return {
         "title": run.get("title"),
         "description": run.get("description") or described(run, run_dir),
-        "lead": run.get("description") or "",
+        "lead": run.get("description") or described(run, run_dir),
         "run": run.get("run") or run_dir.name,
         "stamp": _stamp(run_dir),
         "downloads": downloads(run_dir),
@@ -211,16 +211,22 @@ def _context(run_dir: Path) -> dict[str, Any]:
 
 
 def described(run: Mapping[str, Any], run_dir: Path) -> str:
-    """A run in one sentence, where its parameters give none: of the engines that measured something."""
+    """What a run compares, in one sentence, where its parameters give none: of the engines that measured something."""
     model, hardware = run.get("model") or {}, run.get("hardware") or {}
     name = model.get("hub") or model.get("config") or model.get("path")
     card = hardware.get("gpu") or (hardware.get("figures") or {}).get("name")
     if not name or not run.get("engines"):
-        return "LLM serving: predicted, measured, explained."
+        return "LLM serving: predicted, then measured."
+    with_ = f" with {q} weights" if (q := model.get("quantization")) else ""
     on = f" on {card}" if card and card not in ("auto", "detect") else ""
     measured = [e for e in run["engines"] if RunFiles(run_dir).points(e)]
-    served = f"{name}{on}, served by {listing(measured or list(run['engines']))}"
-    return f"{served}: every point predicted first, then measured, every miss explained."
+    served = [_engine(e, run["engines"][e]) for e in measured or run["engines"]]
+    return f"{name}{with_}{on}, served by {listing(served)}."
+
+
+def _engine(name: str, how: Any) -> str:
+    kind = (how or {}).get("kind", name)
+    return {"vllm": "vLLM", "naive": f"a naive Hugging Face Transformers server ({name})"}.get(kind, name)
 
 
 def _stamp(run_dir: Path) -> list[str]:

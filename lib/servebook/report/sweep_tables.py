@@ -10,7 +10,7 @@ import pandas as pd
 from ..charts import words
 from ..scoring import analysis, score
 from .boxes import cost_box, flags_line
-from .markup import Html, audit, columns, esc, notes_box, place, plain, table, with_range
+from .markup import Html, audit, columns, esc, loads_in_words, notes_box, place, plain, table, with_range
 
 
 def points_table(points: Any, sweep: str, caption: str | None = None) -> Html:
@@ -114,7 +114,8 @@ def prefix_cache(points: Any, sweep: str) -> Html:
 
 def stopped(stops: Iterable[Mapping[str, Any]], sweep: str) -> Html:
     """Why a sweep ended before its last point; empty where it did not."""
-    return notes_box("Where it stopped", [f"{s['engine']}: {s['why']}" for s in stops if s["sweep"] == sweep])
+    lines = [f"{s['engine']}: {loads_in_words(s['why'])}" for s in stops if s["sweep"] == sweep]
+    return notes_box("Where it stopped", lines)
 
 
 def missing(
@@ -131,11 +132,18 @@ def missing(
     lines += [f"{s['sweep']}, {s['engine']}: {s['why']}" for s in stops]
     lines += [line for line in unfinished if not any(f", {engine}: " in line for engine in failed)]
     lines += [left_out] if left_out else []
-    return notes_box("What is missing, and why", lines)
+    text = "; ".join(loads_in_words(line) for line in lines)
+    return Html(f'<p class="sb-caution">Missing in this run: {esc(text)}.</p>' if text else "")
 
 
-def cost(told: Mapping[str, float], hardware: Any) -> Html:
-    """Wall time, what it went into, and the price."""
+def cost(told: Mapping[str, float], hardware: Any, *, short: bool = False) -> Html:
+    """Wall time, what it went into, and the price. short: as one sentence."""
+    if short:
+        price, took = told["wall_s"] / 3600 * hardware.price_per_hour, words.seconds(told["wall_s"])
+        paid = f" and cost {hardware.currency} {price:.2f}" if price >= 0.005 else ""
+        parts = (("measuring", "measuring"), ("starting", "starting engines"))
+        shares = [f"{words.percent(told[f'{k}_share'])} {what}" for k, what in parts]
+        return Html(f'<p class="sb-conditions">{esc(f"The run took {took}{paid}: {words.listing(shares)}.")}</p>')
     kinds = (("measuring", "measuring"), ("engines starting", "starting"), ("everything else", "overhead"))
     extra = [(name, f"{words.seconds(told[f'{k}_s'])} ({told[f'{k}_share']:.0%})") for name, k in kinds]
     if told["lost_s"]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from ..charts import words
@@ -9,18 +11,17 @@ from ..scoring import score
 from .markup import METRIC_NAMES, Format, Html, columns, esc, place, table, unit_of, verdict, with_range
 
 BOUND = {
-    "compute": "where compute does", "memory": "where memory traffic does", "host": "where the host does",
-    "queue": "where requests queue", "mixed step": "where decodes ride in mixed steps",
-    "links": "where GPUs wait for each other",
+    "compute": "compute", "memory": "memory traffic", "host": "host", "queue": "queueing",
+    "mixed step": "mixed steps", "links": "communication between GPUs",
 }  # fmt: skip
-OTHER_RATE = 0.05  # an open loop that happened to get so much more or less is told apart
+OTHER_RATE = 0.05  # share by which the rate that arrived differs from the one asked for: larger ones are mentioned
 WHY = {
-    "compute": "the time there is bound by compute",
-    "memory": "the time there is bound by memory traffic",
-    "host": "the time there is bound by the host",
-    "queue": "most of the time there is queueing",
-    "mixed step": "decode tokens there ride in mixed steps with prefill",
-    "links": "most of the time there goes to what the GPUs tell each other",
+    "compute": "compute",
+    "memory": "memory traffic",
+    "host": "the host",
+    "queue": "queueing",
+    "mixed step": "mixed steps, in which decodes wait for a prefill chunk",
+    "links": "communication between the GPUs",
 }
 
 
@@ -49,7 +50,7 @@ def score_summary(scores: pd.DataFrame) -> Html:
     }
     return table(
         frame[list(headers)],
-        "How far each way of predicting lay off, over the points held out from calibration",
+        "Error of each way of predicting, over the points that were not used for calibration",
         headers=headers,
         formats=formats,
     )
@@ -63,9 +64,12 @@ def _metric(name: str) -> str:
     return METRIC_NAMES.get(name, name)
 
 
-def verdict_table(scores: pd.DataFrame, *, full: bool = False, caption: str | None = None) -> Html:
+def verdict_table(
+    scores: pd.DataFrame, *, full: bool = False, caption: str | None = None, metrics: Sequence[str] | None = None
+) -> Html:
     """Predictions against measurements: one row per engine and metric, the datasheet's error beside the calibrated
-    one; with full, one row per point of each engine's best stage."""
+    one; with full, one row per point of each engine's best stage. metrics: which; None: all."""
+    scores = scores if metrics is None or scores.empty else scores[scores["metric"].isin(metrics)]
     if scores.empty:
         return Html("<p>No point was both predicted and measured.</p>")
     best = score.final(scores)
@@ -123,19 +127,19 @@ def misses_prose(scores: pd.DataFrame, n: int = 5) -> Html:
             f"{words.percent(abs(row.error_share))} too {'high' if row.error_share > 0 else 'low'}{bounds}."
         )
         if why := WHY.get(row.regime):
-            text += f" By the prediction, {why}."
+            text += f" Predicted bottleneck: {why}."
         curve = scores[(scores["engine"] == row.engine) & (scores["sweep"] == row.sweep)].drop_duplicates("point")
         for o in curve[(curve["arrival_rate_per_s"] / curve["rate_per_s"] - 1).abs() > OTHER_RATE].itertuples():
-            text += f" Of {place(o)} there happened to come {words.number(o.arrival_rate_per_s)}/s."
+            text += f" At {place(o)}, {words.number(o.arrival_rate_per_s)}/s actually arrived."
         if row.also:
-            more = "point of this curve is a miss" if row.also == 1 else "points of this curve are misses"
+            more = "point of this curve missed" if row.also == 1 else "points of this curve missed"
             text += f" {row.also} more {more}."
         here = [o for o in others if o.point == row.point]
         if here:
             rest = [f"{METRIC_NAMES.get(o.metric, o.metric)} {words.percent(o.error_share, signed=True)}" for o in here]
             text += f" At the same point: {words.listing(rest)}."
         if row.data == "suspect":
-            text += " The audit calls this point suspect."
+            text += " The audit doubts this point."
         items.append(f"<li><b>{esc(f'{name} of {row.engine}, {row.sweep} at {place(row)}')}</b>: {esc(text)}</li>")
     return Html(f"<p>{esc(_where_missed(scores))}</p><ol>{''.join(items)}</ol>")
 
@@ -149,13 +153,13 @@ def _where_missed(scores: pd.DataFrame) -> str:
     parts = []
     for regime, own in sorted(missed.groupby("regime"), key=lambda g: (-len(g[1]), str(g[0]))):
         of = int((final["regime"] == regime).sum())
-        parts.append(f"{len(own)} of {of} {BOUND.get(str(regime), 'with no cause named')}")
+        parts.append(f"{BOUND.get(str(regime), 'unknown')} {len(own)} of {of}")
     low = int((missed["error_share"] < 0).sum())
     side = "all" if low in (0, len(missed)) else f"{max(low, len(missed) - low)} of them"
     direction = "low" if low * 2 >= len(missed) else "high"
     return (
         f"{len(missed)} of {len(final)} predictions are off by more than {words.percent(score.NEAR)}, {side} too "
-        f"{direction}. By what the prediction says bounds the time: {words.listing(parts)}. The largest, one a curve:"
+        f"{direction}. By predicted bottleneck: {words.listing(parts)}. The largest, one per curve:"
     )
 
 
