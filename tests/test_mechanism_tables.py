@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pandas as pd
+import pytest
 import report_data
 from servebook.config.params import ModelParams, Slo
 from servebook.model.reader import load_shape
@@ -83,5 +84,9 @@ def test_without_a_naive_engine_there_is_no_gap_and_the_mechanisms_stay() -> Non
 def test_the_gap_at_one_client_is_told_as_one_of_steps() -> None:
     host = {"sweep": "c512", "point": "c0001", "breakdown": {"tpot_s": {"weights_s": 0.02, "host_s": 0.06}}}
     made = tables.gap_in_words(POINTS, [host], engine="vllm", baseline="naive")
-    first = re.findall(r"<li>(.*?)</li>", made)[0]
-    assert "C\u00a0=\u00a01" in first and "75\u00a0% of naive&#x27;s time per token is its host" in first
+    assert (
+        "At C\u00a0=\u00a01 nothing is batched" in made
+        and "75\u00a0% of naive&#x27;s time per token goes to the host" in made
+    )
+    factors = [float(f) for f in re.findall(r">([\d.]+)×</td>", re.findall(r"<tr>.*?</tr>", made)[1])]
+    assert factors[0] == pytest.approx(factors[1] * factors[2] * factors[3], rel=0.1)  # each is rounded

@@ -216,7 +216,11 @@ def test_headline_figures_are_the_datas() -> None:
 def test_misses_name_the_regime_and_the_place() -> None:
     rows = report_data.points()
     prose = tables.misses_prose(score.score(rows, report_data.predictions(rows)))
-    assert "at C\u00a0=\u00a0128" in prose and "bound by memory traffic" in prose and "14\u00a0% too high" in prose
+    assert (
+        "at C\u00a0=\u00a0128" in prose
+        and "Predicted bottleneck: memory traffic." in prose
+        and "14\u00a0% too high" in prose
+    )
     exact = score.score(rows, report_data.predictions(rows)).assign(error_share=0.0, ratio=1.0, verdict="hit")
     assert "No prediction was off by more than 10" in tables.misses_prose(exact)
 
@@ -232,7 +236,7 @@ def test_a_miss_says_where_an_open_loop_got_another_rate_than_it_was_to_have() -
         {k: r.get(k) for k in (*score.KEY, *score.CONDITIONS)} | {"metrics": {"ttft_s": {"value": 0.05}}} for r in rows
     ]
     prose = tables.misses_prose(score.score(rows, said)).replace("\u00a0", " ")
-    assert "Of 20 requests/s there happened to come 22.6/s." in prose and "Of 10 requests/s" not in prose
+    assert "At 20 requests/s, 22.6/s actually arrived." in prose and "At 10 requests/s, " not in prose
 
 
 def test_limits_follow_the_parameters() -> None:
@@ -364,3 +368,23 @@ def test_the_social_post_compares_at_one_load_and_says_why(run: tuple[Path, list
     text = social(report_data.points(), {"frozen": []}, {"title": "T", "engines": engines})
     line = next(x for x in text.splitlines() if x.startswith("At the same load, C = 16"))
     assert "naive" in line and "batching" in line and "×" in line
+
+
+def test_a_doubt_stands_beside_the_figure_that_it_concerns() -> None:
+    """The claim's first ratio is of a doubted point, the one at C = 1 of a valid one."""
+    rows = report_data.points()
+    frame = pd.DataFrame(rows)
+    pairs = frame[frame["engine"] == "naive"].merge(frame[frame["engine"] == "vllm"], on=["sweep", "point"])
+    top = pairs.loc[(pairs["output_tok_per_s_y"] / pairs["output_tok_per_s_x"]).idxmax()]
+    for row in rows:
+        if (row["sweep"], row["point"], row["engine"]) == (top["sweep"], top["point"], "vllm"):
+            row["verdict"] = "suspect"
+    made = tables.answer(rows, pd.DataFrame(), report_data.PARAMS)
+    first = made[: made.index("; at 1 concurrent request")]
+    assert "sb-doubt" in first and "sb-doubt" not in made[len(first) : made.index("peak is")]
+
+
+def test_points_are_named_by_their_load() -> None:
+    stops = [{"sweep": "s", "engine": "hf", "why": "stopped after 4 min; not measured: c0016, c0032"}]
+    assert "not measured: C\u00a0=\u00a016, 32" in tables.missing({}, stops)
+    assert "C\u00a0=\u00a016, 32" in tables.stopped(stops, "s")

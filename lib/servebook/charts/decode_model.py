@@ -38,7 +38,7 @@ def saturation(
     figure, [(ax, _)] = canvas.panels(1, height=2.7)
     look = engine_styles([engine])[engine]
     ax.plot(model["batch"], model["tok_per_s"], color=look.colour, linestyle=(0, (4, 2)), linewidth=1.5)
-    said, alt = [], []
+    alt: list[str] = []
     if len(points):
         said, alt = _served(ax, points, model, look)
     else:

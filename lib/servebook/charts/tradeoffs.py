@@ -187,7 +187,7 @@ def _number_points(ax: Any, rows: pd.DataFrame, x: str, y: str, number: str, *, 
             wide, low = 6 + 4.8 * len(label.get_text()), place[1] + (3 if above else -11)
 
             def hides(other: Any, left: float = place[0], wide: float = wide, low: float = low) -> bool:
-                return left + 3 < other[0] + 4 and other[0] - 4 < left + wide and abs(other[1] - low - 4) < 7
+                return bool(left + 3 < other[0] + 4 and other[0] - 4 < left + wide and abs(other[1] - low - 4) < 7)
 
             crowded = any(abs(place[0] - k[0]) < 13 and abs(place[1] - k[1]) < 9 for k in kept)
             if crowded or any(hides(other) for other in at if other is not place and tuple(other) != tuple(place)):

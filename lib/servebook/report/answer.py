@@ -240,7 +240,7 @@ def economics(points: Any, params: Any, *, engine: str | None = None) -> Html:
     price, currency = params.hardware.price_per_hour, params.hardware.currency
     gpus = frame["engine"].map(lambda name: gpus_of(params, name))
     frame = frame.assign(user=1 / frame["tpot_mean_s"], gpu=frame[rate] / gpus)
-    shown = {"ttft_mean_s": ("TTFT", words.seconds), "user": ("tok/s/user", words.number),
+    shown: dict[str, tuple[str, Any]] = {"ttft_mean_s": ("TTFT", words.seconds), "user": ("tok/s/user", words.number),
              "gpu": ("tok/s/GPU", words.number)}  # fmt: skip
     if price:
         frame["cost"] = [million(v, price) for v in frame[rate]]
