@@ -52,8 +52,12 @@ def test_a_running_session_already_has_a_length_and_a_killed_one_leaves_it(book,
     book.sessions.note(["a fault"])
     noted = book.provenance()["sessions"][-1]
     assert noted["seconds"] is not None
-    time.sleep(0.4)
-    later = book.provenance()["sessions"][-1]
+    later = noted
+    for _ in range(600):  # the heartbeat comes when the machine gets to it
+        if later["seconds"] > noted["seconds"]:
+            break
+        time.sleep(0.05)
+        later = book.provenance()["sessions"][-1]
     assert later["seconds"] > noted["seconds"] and later["faults"] == ["a fault"]
     book.sessions.end([])
     ended = book.provenance()["sessions"][-1]
@@ -69,7 +73,7 @@ def test_what_time_is_spent_on_is_noted_however_it_ends(book):
     with book.sessions.spending("lost", engine="vllm", sweep="s", point="c0001") as note:
         note["what"] = "measuring"
     starting, lost, measuring = book.sessions.spent()
-    assert (starting["what"], starting["engine"]) == ("starting", "vllm") and 0.02 <= starting["seconds"] < 5
+    assert (starting["what"], starting["engine"]) == ("starting", "vllm") and starting["seconds"] > 0
     assert lost["what"] == "lost" and measuring["what"] == "measuring" and measuring["point"] == "c0001"
     assert book.cost()["starting_s"] == starting["seconds"]
 

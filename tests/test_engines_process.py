@@ -32,7 +32,7 @@ def double(
     )  # fmt: skip
 
 
-def gone(pid: int, within_s: float = 8.0) -> bool:
+def gone(pid: int, within_s: float = 60.0) -> bool:
     """Whether a process ends in time; a zombie that nobody collects has ended."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:
@@ -137,8 +137,8 @@ def test_death_at_start_is_one_line_with_its_cause(tmp_path: Path) -> None:
 
 
 def test_silent_server_is_given_up_and_ended(tmp_path: Path) -> None:
-    with pytest.raises(ServebookError, match=r"did not answer within 1 s; its log ends with: still loading"):
-        process.launch("e", double("mute", timeout_s=1.0), tmp_path)
+    with pytest.raises(ServebookError, match=r"did not answer within 5 s; its log ends with: still loading"):
+        process.launch("e", double("mute", timeout_s=5.0), tmp_path)
     assert json.loads((tmp_path / "engines/e.json").read_text())["process"] is None
 
 

@@ -19,6 +19,7 @@ from servebook.common.measured_point import MeasuredPoint
 from servebook.config.arrivals import schedule
 from servebook.config.params import Load, Slo
 from servebook.load import PointSpec, measure_point, measure_point_sync, measure_ramp_sync, summary
+from servebook.load.client import Client, Reply
 from servebook.load.point import rule_of
 from servebook.load.prompts import Bodies, Prompts
 from servebook.load.summary import running_of, waiting_of
@@ -109,8 +110,10 @@ def test_a_prompt_set_repeats_on_purpose_and_shared_prefixes_are_shared() -> Non
 def test_a_naive_engines_decode_rate_is_one_over_tpot_and_queueing_is_in_ttft() -> None:
     with serving(Behaviour(ttft_s=0.01, itl_s=0.002, one_at_a_time=True)) as server:
         p = measure(server, closed(3), Rule(3, 9, 9, 0, 20), batching=False)
+        truth = server.truth()
     assert p.decode_tok_per_s == pytest.approx(1 / p.tpot_mean_s)
-    assert p.ttft_mean_s >= 2 * (0.01 + 15 * 0.002) + 0.01  # two others are served before
+    # the server's TTFT counts from the arrival, so it holds the queue; no client sees less
+    assert p.ttft_mean_s >= np.mean(sorted(truth["ttft_s"])[:9])
 
 
 @pytest.mark.parametrize("rate_per_s", [None, 20.0])
@@ -118,7 +121,7 @@ def test_a_server_that_says_nothing_and_takes_one_request_at_a_time_decodes_one(
     spec = closed(3) if rate_per_s is None else dataclasses.replace(closed(1), concurrency=None, rate_per_s=rate_per_s)
     with serving(Behaviour(ttft_s=0.01, itl_s=0.002, one_at_a_time=True, metrics=False)) as server:
         p = measure(server, spec, Rule(3, 12, 12, 0, 20))
-    assert p.decode_wall_tok_per_s <= p.decode_tok_per_s <= 1.5 / p.tpot_mean_s, "three in flight, one decodes"
+    assert p.decode_wall_tok_per_s <= p.decode_tok_per_s <= 2 / p.tpot_mean_s, "three in flight, one decodes"
 
 
 def test_what_a_batching_engine_works_on_is_what_is_in_flight_less_what_the_server_says_waits() -> None:
@@ -161,7 +164,7 @@ def test_server_metrics_become_figures_and_a_series(tmp_path: Path) -> None:
     assert 1 <= p.server_running_mean <= 2
     assert p.server_waiting_mean == 0 and p.cache_hit_share == 0 and p.preemptions == 0
     assert p.server_prefill_mean_s == pytest.approx(0.02)
-    assert p.server_output_tokens == pytest.approx(p.client_output_tokens, abs=4)
+    assert p.server_output_tokens == pytest.approx(p.client_output_tokens, abs=4 + p.scrape_edge_tokens)
     series = results.series_path(tmp_path, "s", "mock", "c0002").read_text().splitlines()
     assert series[0].startswith("t_s,running,waiting,kv_cache_usage,prompt_tokens")
     assert "waiting_capacity" in series[0] and len(series) > 5
@@ -265,16 +268,24 @@ def test_an_open_loop_counts_latency_from_the_scheduled_time_and_publishes_its_l
 
 
 def test_a_request_leaves_before_the_next_ones_body_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    make = Bodies.__call__
+    make, stream = Bodies.__call__, Client.stream
+    order: list[tuple[str, int]] = []
 
-    def slowly(self: Bodies, *of: Any) -> bytes:
-        time.sleep(0.03)
-        return make(self, *of)
+    def made(self: Bodies, index: int, *of: Any) -> bytes:
+        order.append(("made", index))
+        return make(self, index, *of)
 
-    monkeypatch.setattr(Bodies, "__call__", slowly)
+    async def sent(self: Client, body: bytes, reply: Reply) -> None:
+        order.append(("sent", reply.index))
+        await stream(self, body, reply)
+
+    monkeypatch.setattr(Bodies, "__call__", made)
+    monkeypatch.setattr(Client, "stream", sent)
     with serving(Behaviour(ttft_s=0.005, itl_s=0)) as server:
-        p = measure(server, arriving(15, "constant"), Rule(1, 15, 15, 0, 20))
-    assert p.schedule_lag_p50_s < 0.015
+        measure(server, arriving(30, "constant"), Rule(1, 15, 15, 0, 20))
+    start = max(k for k, event in enumerate(order) if event == ("sent", 0))  # an earlier one is the probe
+    later = [k for k in range(start, len(order)) if order[k][0] == "made"]  # bodies that were not due at the start
+    assert later and all(("sent", order[k][1] - 1) in order[start:k] for k in later)
 
 
 def test_a_server_that_cannot_keep_up_is_saturated_and_its_slow_requests_are_not_left_out() -> None:
@@ -313,12 +324,12 @@ def test_a_client_that_wakes_late_does_not_charge_it_to_the_server(monkeypatch: 
 
     async def late(*of: Any) -> None:
         await read(*of)
-        await asyncio.sleep(0.05)  # the stream has ended, its reader does not know yet
+        await asyncio.sleep(0.2)  # the stream has ended, its reader does not know yet
 
     monkeypatch.setattr(client, "read_tapped", late)
-    with serving(Behaviour(ttft_s=0.02, itl_s=0.005)) as server:  # 95 ms a request
-        p = measure(server, closed(4), Rule(4, 32, 32, 0, 20))
-    assert p.in_flight_mean < 3.2 and p.client_gap_mean_s > 0.04  # of every 145 ms, 50 are the client's
+    with serving(Behaviour(ttft_s=0.01, itl_s=0.001)) as server:  # 25 ms a request, 200 ms of the client
+        p = measure(server, closed(4), Rule(4, 16, 16, 0, 60))
+    assert p.in_flight_mean < 3.2 and p.client_gap_mean_s > 0.15
     assert any("requests in flight, not 4" in r for r in map(str, p.reasons))
 
 
@@ -456,8 +467,13 @@ def test_a_chat_endpoint_is_measured_alike() -> None:
     assert (p.requests, p.tokens_per_event, p.prompt_tokens_off) == (6, 1, 0)
 
 
-def test_many_long_prompts_of_a_large_vocabulary_are_ready_at_once() -> None:
-    begun = time.process_time()
+def test_many_long_prompts_of_a_large_vocabulary_come_from_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Size:  # of the vocabulary, and nothing else of it
+        def __len__(self) -> int:
+            return 150_000
+
     bodies = Bodies(Prompts(range(1000, 151000), 20000, 1), {"model": "m"}, 128)
-    assert sum(len(bodies(i)) for i in range(50)) > 50 * 20000 * 4
-    assert time.process_time() - begun < 3  # 0.2 s; a step that looks at the vocabulary for every id takes minutes
+    # once the table stands, no body encodes JSON or looks at the vocabulary (a hundred times slower)
+    monkeypatch.setattr(json, "dumps", lambda *_, **__: pytest.fail("a body is encoded as JSON"))
+    monkeypatch.setattr(bodies.prompts, "vocab", Size())
+    assert sum(len(bodies(i)) for i in range(5)) > 5 * 20000 * 4

@@ -37,7 +37,7 @@ def test_a_ramp_conversations_and_lengths_from_a_file(tmp_path: Path, capsys: py
         assert main(["--url", server.url, *ramp, "--lengths", str(lengths), "--json", str(out)]) == 0
         assert {len(r.prompt) for r in server.records[1:]} == {10, 20}
         assert main(["--url", server.url, "--turns", "2", *FAST]) == 0
-        assert main(["--url", server.url, *FAST, "--requests", "100000", "--max-seconds", "1"]) == 0  # its deadline
+        assert main(["--url", server.url, *FAST, "--requests", "100000", "--max-seconds", "3"]) == 0  # its deadline
         for bad in (["--ramp"], ["--ramp", "--concurrency", "4,2"], ["--turns", "2", "--rate", "5"]):
             with pytest.raises(ServebookError, match=r"stages that grow|waits for its answers"):
                 main(["--url", server.url, *bad])

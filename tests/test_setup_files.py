@@ -94,6 +94,19 @@ def test_everything_that_is_imported_is_declared() -> None:
     assert all(">=" in line for line in [*project["dependencies"], *extras]), "ranges, not pins and not anything"
 
 
+def test_a_model_is_read_with_the_base_dependencies_alone() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {name for lines in project["optional-dependencies"].values() for name in declared(lines)}
+    missing = sorted(n.replace("-", "_") for n in extras - declared(project["dependencies"]))
+    assert "torch" in missing
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({missing!r}))\n"
+        "from servebook.cli.command import main\nsys.exit(main(['model', 'tiny-qwen2', '--gpu', 'H200']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "KV" in done.stdout, done.stderr
+
+
 def test_what_the_cpu_lock_leaves_out_is_not_in_it() -> None:
     text = (ROOT / "requirements/cpu.in").read_text()
     dropped = [name for line in text.splitlines() if line.startswith("# without:") for name in line[10:].split()]

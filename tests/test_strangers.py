@@ -408,7 +408,7 @@ def test_json_is_written_into_what_stands_there(tmp_path: Path) -> None:
         for path in (fifo, link, Path("/dev/null")):
             assert "requests" in command(server, "--json", str(path)).stdout
         piped = command(server, "--json", "-")
-    reader.join(5)
+    reader.join(60)
     assert stat.S_ISFIFO(fifo.stat().st_mode) and json.loads(read[0])["requests"] == 4
     assert link.is_symlink() and json.loads(store.read_text())["requests"] == 4
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
