@@ -39,26 +39,28 @@ def agrees(point: MeasuredPoint, run_dir: Path, *, later_tokens: int, gaps: int 
     rows = results.read_rows(results.rows_path(run_dir, "s", "mock", point.point_id))
     measured = [r for r in rows if r["phase"] == "measured"]
     assert len(measured) == point.requests
-    for r in measured:
+    seen = [r for r in measured if r["gaps_ms"]]  # of the others a stalled client has read all events at once
+    assert seen and all(r["tpot_s"] is None for r in measured if r not in seen)
+    for r in seen:
         assert r["tpot_s"] == pytest.approx((r["last_s"] - r["first_s"]) / later_tokens, abs=2e-6)
-        assert gaps is None or 0 < len(r["gaps_ms"]) <= gaps
+        assert gaps is None or len(r["gaps_ms"]) <= gaps
         assert sum(r["gaps_ms"]) == pytest.approx(1e3 * (r["last_s"] - r["first_s"]), abs=0.2)
-    assert point.tpot_mean_s == pytest.approx(np.mean([r["tpot_s"] for r in measured]), abs=2e-6)
+    assert point.tpot_mean_s == pytest.approx(np.mean([r["tpot_s"] for r in seen]), abs=2e-6)
 
 
 def test_several_tokens_an_event_give_the_right_tpot_and_an_event_gap(tmp_path: Path) -> None:
-    p = measure(Behaviour(tokens_per_event=4, itl_s=0.004), run_dir=tmp_path)
+    p = measure(Behaviour(tokens_per_event=4, itl_s=0.01), run_dir=tmp_path)
     assert p.tokens_per_event == 4 and p.itl_is_event_gap and p.first_event_unknown == 0
     # 4 events, 3 gaps, for the 12 tokens after the first event
     agrees(p, tmp_path, later_tokens=12, gaps=3)
 
 
 def test_tokens_of_an_event_without_running_usage_are_counted_by_ids_or_reported_as_assumed(tmp_path: Path) -> None:
-    by_ids = Behaviour(tokens_per_event=4, itl_s=0.004, running_usage=False, token_ids=True)
+    by_ids = Behaviour(tokens_per_event=4, itl_s=0.01, running_usage=False, token_ids=True)
     counted = measure(by_ids, run_dir=tmp_path)
     agrees(counted, tmp_path, later_tokens=12)
     assert counted.first_event_unknown == 0
-    assumed = measure(Behaviour(tokens_per_event=4, itl_s=0.004, running_usage=False))
+    assumed = measure(Behaviour(tokens_per_event=4, itl_s=0.01, running_usage=False))
     assert assumed.first_event_unknown == 8 and any("one assumed" in r for r in map(str, assumed.reasons))
 
 
@@ -70,13 +72,13 @@ def test_a_first_event_of_several_tokens_is_taken_out_of_the_tpot(tmp_path: Path
 
 
 def test_a_finish_event_without_a_token_is_none(tmp_path: Path) -> None:
-    p = measure(Behaviour(empty_finish=True, running_usage=False, itl_s=0.004), run_dir=tmp_path)
+    p = measure(Behaviour(empty_finish=True, running_usage=False, itl_s=0.01), run_dir=tmp_path)
     assert (p.requests, p.tokens_per_event, p.events_over_tokens) == (8, 1, 0)
     agrees(p, tmp_path, later_tokens=15, gaps=15)
 
 
 def test_several_events_in_one_read_are_counted_as_several_and_no_gap_is_zero(tmp_path: Path) -> None:
-    p = measure(Behaviour(events_per_write=4, itl_s=0.004), run_dir=tmp_path)
+    p = measure(Behaviour(events_per_write=4, itl_s=0.01), run_dir=tmp_path)
     assert p.tokens_per_event == 1 and p.itl_is_event_gap and p.output_tokens_off == 0
     agrees(p, tmp_path, later_tokens=15, gaps=3)
 
