@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,97 @@ def test_what_a_score_cannot_do_without_is_told_in_one_line(tmp_path, content, w
     with pytest.raises(ServebookError, match=what) as caught:
         tool_results.read(write(tmp_path, content))
     assert "\n" not in str(caught.value)
+
+
+def without(content: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {k: v for k, v in content.items() if k not in keys}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        gzip.compress(json.dumps(VLLM).encode()),
+        b"\xef\xbb\xbf" + json.dumps(VLLM).encode(),
+        VLLM | {"max_concurrency": "8", "mean_ttft_ms": "60.0"},
+        without(VLLM, "failed", "burstiness", "p99_ttft_ms", "p99_tpot_ms"),
+        AIPERF | {"time_to_first_token": {"unit": "us", "avg": 6e4}, "inter_token_latency": {"unit": "s", "avg": 6e-3}},
+        {"records": without(AIPERF, "input_config"), "input_config": {"stimulus": {"concurrency": 8}}},
+        CSV.replace(",", ";").replace("\n", "\r\n"),
+        CSV.replace("ttft_s,tpot_s,e2e_s", "ttft_ms,tpot_ms,e2e_ms").replace("0.05,0.006,0.", "50,6,"),
+        CSV + "1,900,50,nan,NaN,\n",
+    ],
+)  # fmt: skip
+def test_the_same_figures_in_any_wrapping(tmp_path, content):
+    path = tmp_path / "r"
+    path.write_bytes(
+        content
+        if isinstance(content, bytes)
+        else (content if isinstance(content, str) else json.dumps(content)).encode()
+    )
+    (r,) = tool_results.read(path)
+    assert r.measured["ttft_s"]["mean"] == pytest.approx(0.06, rel=0.2)
+    assert r.measured["tpot_s"]["mean"] == pytest.approx(0.006) and r.lengths[0] == (1000, 100)
+    assert r.kind == ("trace" if r.tool == "requests" else "concurrency") and r.concurrency in (8, None)
+
+
+DETAILED = VLLM | {
+    "input_lens": [10, 30], "output_lens": [3, 3], "completed": 2, "ttfts": [0.1, 0.2], "itls": [[0.01, 0.01]] * 2,
+    "request_throughput": 20.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "broken", [{"itls": [[0.01]]}, {"itls": [None, None]}, {"ttfts": ["x", "y"]}, {"itls": [[None], ["x"]]}]
+)
+def test_lists_that_are_not_of_every_request_leave_the_summary(tmp_path, broken):
+    (r,) = tool_results.read(write(tmp_path, DETAILED | broken))
+    assert r.measured["ttft_s"]["mean"] == pytest.approx(0.06)
+
+
+def test_a_request_that_failed_is_in_no_latency(tmp_path):
+    (r,) = tool_results.read(
+        write(tmp_path, DETAILED | {"ttfts": [0.0, 0.2], "itls": [[], [0.01, 0.01]], "output_lens": [0, 3]})
+    )
+    assert r.measured["ttft_s"]["mean"] == pytest.approx(0.2) and r.measured["tpot_s"]["p99"] == pytest.approx(0.01)
+    (r,) = tool_results.read(write(tmp_path, without(VLLM, "failed") | {"num_prompts": 50}))
+    assert (r.failed, r.requests) == (10, 50)
+
+
+def test_a_cap_on_what_is_in_flight_is_a_closed_loop(tmp_path):
+    capped = {
+        "benchmarks": [
+            GUIDELLM["benchmarks"][0] | {"config": {"strategy": {"type_": "throughput", "max_concurrency": 8}}}
+        ]
+    }
+    (r,) = tool_results.read(write(tmp_path, capped))
+    assert (r.kind, r.concurrency) == ("concurrency", 8)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (VLLM | {"mean_ttft_ms": -5}, "ttft_s mean is -0.005"),
+        (VLLM | {"mean_ttft_ms": 0.06, "mean_tpot_ms": 0.006}, "rate times latency is 0.0052 requests in flight"),
+        (CSV.replace("0.05", "50"), "a mean TTFT of 50 s is longer"),
+        (CSV.replace("0.05", "inf", 1), "line 2: ttft_s is 'inf'"),
+        (CSV.replace("1000", "0", 1), "line 2: prompt_tokens is '0'"),
+        (CSV.replace("1000", "9.5", 1), "line 2: prompt_tokens is '9.5'"),
+        (CSV.replace("tpot_s", "ttft_s"), "has the column ttft_s twice"),
+        (VLLM | {"completed": 10**400}, "tells no completed"),
+        (VLLM | {"completed": 10**12}, "completed is 1e+12"),
+        (AIPERF | {"request_latency": {"unit": "fortnights", "avg": 1.0}}, "has the unit 'fortnights'"),
+        (without(AIPERF, "input_config"), "neither concurrency nor a rate"),
+        ({"benchmarks": [None]}, "has no metrics"),
+        (INFERENCE_PERF | {"load_summary": 5}, "inference-perf tells no rate"),
+        (INFERENCE_PERF | {"successes": {**INFERENCE_PERF["successes"], "latency": [1]}}, "tells no latency"),
+        ("[" * 100_000, "is no JSON"),
+        ([[VLLM]], "has no column prompt_tokens"),
+    ],
+)  # fmt: skip
+def test_figures_that_cannot_be_true_are_refused_in_one_line(tmp_path, content, what):
+    with pytest.raises(ServebookError) as caught:
+        tool_results.read(write(tmp_path, content))
+    assert what in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_the_command_scores_and_makes_a_page(tmp_path, capsys):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 
 import numpy as np
 import pytest
@@ -114,8 +116,109 @@ def test_a_wrong_line_is_told_with_its_number(tmp_path, text, what):
     with pytest.raises(ServebookError) as caught:
         read(tmp_path, text)
     message = str(caught.value)
-    import re
-
     assert re.search(what.split(".*")[-1], message) and "\n" not in message
     if ".*" in what:
         assert what.split(".*")[0] in message
+
+
+# --- files as other people's tools save them ---------------------------------------------------------------------
+
+OWN = "arrival_s,prompt_tokens,output_tokens\n0,100,10\n0.5,200,20\n1.25,300,30\n"
+ROWS = [(0.0, 100, 10), (0.5, 200, 20), (1.25, 300, 30)]
+HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+def rows_of(folder, content, name="t.csv"):
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    trace = traces.read(folder / name)
+    columns = (trace.arrival_s.tolist(), trace.prompt_tokens.tolist(), trace.output_tokens.tolist())
+    return [(round(at, 3), prompt, output) for at, prompt, output in zip(*columns, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (b"\xef\xbb\xbf" + OWN.encode(), "t.csv"),
+        (OWN.encode("utf-16"), "t.csv"),
+        (OWN.replace("\n", "\r\n"), "t.csv"),
+        (OWN.replace("\n", "\r"), "t.csv"),
+        (OWN.replace("\n", "\n\n"), "t.csv"),
+        (OWN.replace(",", "\t"), "t.tsv"),
+        (OWN.replace(",", ";"), "t.csv"),
+        (OWN.replace(",", " , "), "t.csv"),
+        ("# made by a tool\n" + OWN, "t.csv"),
+        (OWN.replace("200", "200.0"), "t.csv"),
+        (gzip.compress(OWN.encode()), "t.csv.gz"),
+        (gzip.compress(OWN.encode()), "t.csv"),
+        (
+            '{"arrival_s": 0, "prompt_tokens": 100, "output_tokens": 10, "note": "a\u2028b"}\r\n'
+            '{"arrival_s": 0.5, "prompt_tokens": 200, "output_tokens": 20}\r\n'
+            '{"arrival_s": 1.25, "prompt_tokens": 300, "output_tokens": 30}',
+            "t.jsonl",
+        ),
+        (
+            f"{HEAD}2024-05-10 02:00:00+02:00,100,10\n2024-05-10T00:00:00.5Z,200,20\n"
+            "2024-05-09 19:00:01.2500000-05:00,300,30\n",
+            "t.csv",
+        ),
+        (f"{HEAD}2023-11-16 18:15:46,100,10\n2023-11-16 18:15:46.5,200,20\n2023-11-16 18:15:47.25,300,30\n", "t.csv"),
+    ],
+)  # fmt: skip
+def test_the_same_trace_in_any_wrapping(tmp_path, content, name):
+    assert rows_of(tmp_path, content, name) == ROWS
+
+
+@pytest.mark.parametrize("key", ["conversations", "conversation", "messages"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        [{"from": "human", "value": "a b c d"}, {"from": "gpt", "value": "e f"}],
+        [{"from": "user", "value": "a b c d"}, {"from": "model", "value": "e f"}],
+        [{"role": "user", "content": "a b c d"}, {"role": "assistant", "content": "e f"}],
+        [{"role": "user", "content": [{"type": "text", "text": "a b c d"}]}, {"role": "Assistant", "text": "e f"}],
+    ],
+)
+def test_conversations_whoever_wrote_them(tmp_path, key, said):
+    assert rows_of(tmp_path, json.dumps([{key: []}, {key: said}]), "t.json") == [(0.0, 5, 3)]
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("arrival_s,prompt_tokens,prompt_tokens,output_tokens\n0,1,9,1\n", "has the column prompt_tokens twice"),
+        (OWN + "2,3,4,5\n", "line 5: has 4 cells, and the header 3"),
+        (OWN + "2,3\n", "line 5: has no output_tokens"),
+        (OWN.replace("arrival_s", "arrival_ms"), "line 2: has arrival_ms, and no arrival_s"),
+        (OWN.replace("arrival_s", "Arrival_S"), "line 2: has Arrival_S, and no arrival_s"),
+        (OWN.replace("0,100", "1700000000000,100"), "which is in milliseconds"),
+        (OWN.replace("200", "9" * 30), "prompt_tokens is '9999"),
+        (OWN.replace("200", "2_00"), "prompt_tokens is '2_00'"),
+        ('{"arrival_s": 0, "prompt_tokens": true, "output_tokens": 1}\n', "prompt_tokens is True"),
+        ('{"arrival_s": 0, "prompt_tokens": 1, "output_tokens": 1, "session": [1]}\n', "session is [1]"),
+        ('{"prompt_tokens": 1, "output_tokens": 1, "prefix": {}, "prefix_tokens": 1}\n', "prefix is {}"),
+        ('{"prompt_tokens": 1, "output_tokens": 1, "hash_ids": [[1]]}\n', "hash_ids is [[1]]"),
+        ('{"prompt_tokens": 1, "output_tokens": 1, "hash_ids": [1], "hash_tokens": "x"}\n', "hash_tokens is 'x'"),
+        ('{"prompt": "a b"}\n', "line 1: has no output_tokens"),
+        ("[" * 100_000, "nested too deep"),
+        (gzip.compress(OWN.encode())[:-9], "its gzip is broken"),
+        ('a,"b\n' + "x" * 200_000, "is no table"),
+    ],
+)  # fmt: skip
+def test_what_would_be_taken_for_something_else_is_refused(tmp_path, content, what):
+    with pytest.raises(ServebookError) as caught:
+        rows_of(tmp_path, content)
+    assert what in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("load", "what"),
+    [
+        ("{stages: 7}", "is no list of rate and duration"),
+        ("{stages: [{rate: 1.0e+9, duration: 1.0e+9}]}", "asks for 1e+18 requests"),
+    ],
+)
+def test_a_configuration_that_asks_for_no_load(tmp_path, load, what):
+    shared = "{num_groups: 2, num_prompts_per_group: 2, system_prompt_len: 9, question_len: 5, output_len: 3}"
+    with pytest.raises(ServebookError, match=re.escape(what)):
+        rows_of(tmp_path, f"data: {{shared_prefix: {shared}}}\nload: {load}\n", "t.yaml")
+    assert len(rows_of(tmp_path, f"data: {{shared_prefix: {shared}}}\nload: [1]\n", "t.yaml")) == 4

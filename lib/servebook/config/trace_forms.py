@@ -3,16 +3,17 @@
 azure: TIMESTAMP, ContextTokens, GeneratedTokens (Azure LLM inference 2023 and 2024). burstgpt: Timestamp, Request
 tokens, Response tokens (rows without an answer failed and are left out), Session ID where there. mooncake: timestamp
 in ms, input_length, output_length, hash_ids of 512 tokens each. timed: the same with seconds and 16 tokens, as vLLM's
-timed traces. sharegpt: conversations with texts. vllm_custom: prompt texts with output_tokens, as vLLM's custom data
-set. inference_perf: its configuration file with a shared prefix.
+timed traces. sharegpt: conversations with texts, from and value or role and content. vllm_custom: prompt texts with
+output_tokens, as vLLM's custom data set. inference_perf: its configuration file with a shared prefix.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,13 @@ KEYS = {
     "inference_perf": ("num_groups", "num_prompts_per_group", "system_prompt_len", "question_len", "output_len"),
 }
 MOONCAKE_TOKENS, TIMED_TOKENS = 512, 16  # of a hash id
+MOST_TOKENS = 2**31 - 1
+MOST_REQUESTS = 10_000_000  # of a configuration that only counts them
+_TALKS = ("conversations", "conversation", "messages")
+_ANSWERS = ("gpt", "assistant", "chatgpt", "bing", "bard", "model", "bot", "ai")
+_ISO = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d+))? ?(Z|[+-]\d\d:?\d\d)?")
+_A_TIME = re.compile(r"arrival|timestamp|time|ts|start_?(time|s|ms)?$|sent", re.IGNORECASE)
+_MS_SINCE_1970 = 1e11  # as seconds it is the year 5138
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,8 @@ def rows(
         if not isinstance(record, Mapping):
             raise ServebookError("is no request", where, "One object a line, with its keys")
         form = form or _form(record, where)
-        if missing := [k for k in KEYS[form] if k not in record]:
+        missing = [k for k in KEYS[form] if k not in record]
+        if missing and not (form == "sharegpt" and _talk(record) is not None):
             raise ServebookError(f"has no {', '.join(missing)}", where, f"The form {form} has {', '.join(KEYS[form])}")
         if form == "sharegpt":
             yield from _conversation(record, line, where, tokens_per_word)
@@ -75,6 +84,10 @@ def rows(
 
 def _form(record: Mapping[str, Any], where: str) -> str:
     found = next((form for form, keys in KEYS.items() if all(k in record for k in keys)), None)
+    if found is None and _talk(record) is not None:
+        return "sharegpt"
+    if found is None and "prompt" in record:  # whose output_tokens are then named as missing
+        return "vllm_custom"
     if found is None:
         told = ", ".join(list(record)[:8]) or "nothing"
         fix = f"Name arrival_s, prompt_tokens and output_tokens, or use one of the forms {', '.join(FORMATS[1:])}"
@@ -84,46 +97,73 @@ def _form(record: Mapping[str, Any], where: str) -> str:
 
 def number(record: Mapping[str, Any], key: str, where: str, least: float = -math.inf) -> float:
     """A number of a line. Raises ServebookError for anything else."""
+    given = record.get(key)
     try:
-        value = float(record[key])
-    except (KeyError, TypeError, ValueError):
+        value = math.nan if given is None or isinstance(given, bool) else float(given)
+    except (TypeError, ValueError, OverflowError):
         value = math.nan
-    if not math.isfinite(value) or value < least:
+    if not math.isfinite(value) or value < least or (isinstance(given, str) and "_" in given):
         bound = "" if math.isinf(least) else f" of at least {least:g}"
-        raise ServebookError(f"{key} is {record.get(key)!r}", where, f"Write a number{bound}")
+        raise ServebookError(
+            f"{key} is {repr(given)[:60]}" if given is not None else f"has no {key}", where, f"Write a number{bound}"
+        )
     return value
 
 
 def count(record: Mapping[str, Any], key: str, where: str, least: int = 1) -> int:
     """A whole number of a line, at least `least`. Raises ServebookError for anything else."""
     value = number(record, key, where, least)
-    if value != int(value):
-        raise ServebookError(f"{key} is {record[key]!r}", where, f"Write a whole number of at least {least}")
+    if value != int(value) or value > MOST_TOKENS:
+        fix = f"Write a whole number of at least {least}, and below 2^31"
+        raise ServebookError(f"{key} is {repr(record[key])[:60]}", where, fix)
     return int(value)
+
+
+def _name(record: Mapping[str, Any], key: str, where: str) -> Hashable:
+    """What names a session or a prefix, None where nothing does."""
+    value = record.get(key)
+    if value is not None and not isinstance(value, str | int | float):
+        raise ServebookError(f"{key} is {str(value)[:60]}", where, "Name it by a text or a number")
+    return value
+
+
+def _arrival(record: Mapping[str, Any], given: Mapping[str, Any], where: str) -> float | None:
+    """arrival_s, None where no column tells it; one that tells it under another name is not passed over."""
+    if "arrival_s" in given:
+        at = number(given, "arrival_s", where)
+        if at > _MS_SINCE_1970:
+            raise ServebookError(f"arrival_s is {at:.0f}, which is in milliseconds", where, "Give it in seconds")
+        return at
+    if "arrival_s" not in record and (other := next((k for k in given if _A_TIME.match(str(k))), None)):
+        raise ServebookError(f"has {other}, and no arrival_s", where, "Name it arrival_s, in seconds")
+    return None
 
 
 def _own(record: Mapping[str, Any], line: int, where: str, _: float) -> TraceRow:
     given = {k: v for k, v in record.items() if v not in (None, "")}
-    arrival = number(given, "arrival_s", where) if "arrival_s" in given else None
+    arrival = _arrival(record, given, where)
     prompt = count(given, "prompt_tokens", where)
     parts: tuple[tuple[Hashable, int], ...] = ()
     if "prefix" in given:
         tokens = count(given, "prefix_tokens", where)
         if tokens > prompt:
             raise ServebookError(f"prefix_tokens is {tokens}, more than prompt_tokens ({prompt})", where, "Lower it")
-        parts = ((("prefix", given["prefix"]), tokens),)
+        parts = ((("prefix", _name(given, "prefix", where)), tokens),)
     elif "hash_ids" in given:
-        parts = _hashes(given, where, int(given.get("hash_tokens", TIMED_TOKENS)))
-    return TraceRow(line, arrival, prompt, count(given, "output_tokens", where), given.get("session"), parts)
+        parts = _hashes(given, where, count({"hash_tokens": TIMED_TOKENS, **given}, "hash_tokens", where))
+    session = _name(given, "session", where)
+    return TraceRow(line, arrival, prompt, count(given, "output_tokens", where), session, parts)
 
 
 def _azure(record: Mapping[str, Any], line: int, where: str, _: float) -> TraceRow:
     text = str(record["TIMESTAMP"]).strip()
+    told = _ISO.fullmatch(text)
     try:
-        # seven digits after the point are more than Python reads
-        head, _point, tail = text.partition(".")
-        digits, zone = tail[:6].split("+")[0], "+00:00"
-        at = datetime.fromisoformat(f"{head}.{digits or 0:0<6}{zone}").astimezone(UTC).timestamp()
+        if told is None:
+            raise ValueError
+        day, clock, fraction, zone = told.groups()  # of the fraction, more digits than Python reads
+        offset = f"{zone[:3]}:{zone[-2:]}" if zone and zone != "Z" else "+00:00"
+        at = datetime.fromisoformat(f"{day}T{clock}{offset}").timestamp() + float(f"0.{fraction or 0}")
     except ValueError:
         raise ServebookError(f"TIMESTAMP is {text!r}", where, "Write it as 2023-11-16 18:15:46.6805900") from None
     return TraceRow(line, at, count(record, "ContextTokens", where), count(record, "GeneratedTokens", where))
@@ -137,8 +177,8 @@ def _burstgpt(record: Mapping[str, Any], line: int, where: str, _: float) -> Tra
 
 def _hashes(record: Mapping[str, Any], where: str, tokens: int) -> tuple[tuple[Hashable, int], ...]:
     ids = record.get("hash_ids") or []
-    if not isinstance(ids, list):
-        raise ServebookError(f"hash_ids is {ids!r}", where, "Write a list of block ids")
+    if not isinstance(ids, list) or not all(type(i) in (int, str) for i in ids):
+        raise ServebookError(f"hash_ids is {str(ids)[:60]}", where, "Write a list of block ids")
     return tuple((("hash", i), tokens) for i in ids)
 
 
@@ -157,20 +197,34 @@ def _custom(record: Mapping[str, Any], line: int, where: str, per_word: float) -
     return TraceRow(line, None, _words(record["prompt"], per_word), count(record, "output_tokens", where))
 
 
+def _talk(record: Mapping[str, Any]) -> Any:
+    return next((record[key] for key in _TALKS if key in record), None)
+
+
 def _conversation(record: Mapping[str, Any], line: int, where: str, per_word: float) -> Iterator[TraceRow]:
     """A turn for every question that has an answer."""
-    said = record["conversations"]
+    said = _talk(record)
     if not isinstance(said, list):
         raise ServebookError("conversations is no list", where, "Write what was said as a list of from and value")
     before, question = 0, 0
     for entry in said:
-        tokens = _words(entry.get("value", "") if isinstance(entry, Mapping) else "", per_word)
-        if isinstance(entry, Mapping) and entry.get("from") in ("gpt", "assistant", "chatgpt", "bing", "bard"):
+        if not isinstance(entry, Mapping):
+            raise ServebookError("what was said has no speaker", where, "Write it as a list of from and value")
+        words = next((entry[key] for key in ("value", "content", "text") if entry.get(key) is not None), "")
+        tokens = _words(_joined(words), per_word)
+        if str(entry.get("from") or entry.get("role")).lower() in _ANSWERS:
             if question:
                 yield TraceRow(line, None, before + question, tokens, ("talk", line))
                 before, question = before + question + tokens, 0
         else:
             question += tokens
+
+
+def _joined(content: Any) -> Any:
+    """The texts of a content that is a list of parts."""
+    if not isinstance(content, list):
+        return content
+    return " ".join(str(part.get("text") or "") if isinstance(part, Mapping) else str(part) for part in content)
 
 
 def _words(text: Any, per_word: float) -> int:
@@ -183,8 +237,13 @@ def _shared_prefix(record: Mapping[str, Any], line: int, where: str) -> Iterator
     system = count(record, "system_prompt_len", where, 0)
     prompt, output = system + count(record, "question_len", where), count(record, "output_len", where)
     due: list[float | None] = []
-    at = 0.0
-    for stage in record.get("stages") or ():
+    at, stages = 0.0, record.get("stages") or []
+    if not isinstance(stages, list) or not all(isinstance(stage, Mapping) for stage in stages):
+        raise ServebookError("load.stages is no list of rate and duration", where, "Write it as inference-perf does")
+    asked = sum(number(s, "rate", where, 0) * number(s, "duration", where, 0) for s in stages) or groups * each
+    if asked > MOST_REQUESTS:
+        raise ServebookError(f"asks for {asked:.3g} requests", where, f"At most {MOST_REQUESTS:,} are read")
+    for stage in stages:
         rate, seconds = number(stage, "rate", where, 1e-9), number(stage, "duration", where, 0)
         due += [at + i / rate for i in range(round(rate * seconds))]
         at += seconds
@@ -204,7 +263,8 @@ def of_config(text: str, path: Path) -> Iterator[tuple[int, Any]]:
     if not isinstance(shared, Mapping):
         fix = "Give inference-perf's configuration with data.type: shared_prefix"
         raise ServebookError("has no data.shared_prefix", str(path), fix)
-    yield 1, {**shared, "stages": (data.get("load") or {}).get("stages")}
+    load = data.get("load")
+    yield 1, {**shared, "stages": load.get("stages") if isinstance(load, Mapping) else None}
 
 
 READERS = {

@@ -7,10 +7,7 @@ The public forms are read by their own column names (trace_forms.py).
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
-import json
 from array import array
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -20,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ..common import record_files
 from ..common.errors import ServebookError
 from . import trace_forms
 from .trace_forms import FORMATS, TraceRow
@@ -65,14 +63,7 @@ def read(path: Path, form: str | None = None, *, tokens_per_word: float = 1.3) -
     Raises ServebookError, with the line, for a file that cannot be read, is empty or not in order, and a line that is
     no request.
     """
-    try:
-        raw = path.read_bytes()
-        text = raw.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ServebookError(
-            f"cannot read the trace ({reason})", str(path), "Give a JSONL, CSV, JSON or YAML file"
-        ) from None
+    raw, text = record_files.read_text(path, "the trace", "Give a JSONL, CSV, JSON or YAML file, as it is or in gzip")
     notes: list[str] = []
     rows = trace_forms.rows(_records(text, path), form, path, tokens_per_word, notes)
     return _trace(rows, path, hashlib.sha256(raw).hexdigest(), notes)
@@ -81,26 +72,16 @@ def read(path: Path, form: str | None = None, *, tokens_per_word: float = 1.3) -
 def _records(text: str, path: Path) -> Iterator[tuple[int, Any]]:
     """(line, what it holds) of a file, whichever of the kinds it is."""
     start = text.lstrip()[:1]
-    if path.suffix in (".yaml", ".yml"):
+    if path.name.removesuffix(".gz").endswith((".yaml", ".yml")):
         yield from trace_forms.of_config(text, path)
     elif start == "[":
-        try:
-            yield from ((i + 1, entry) for i, entry in enumerate(json.loads(text)))
-        except ValueError as error:
-            raise ServebookError(f"is no JSON ({error})", str(path), OWN) from None
+        yield from enumerate(record_files.json_value(text, str(path), OWN), 1)
     elif start == "{":
-        for number, line in enumerate(text.splitlines(), 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise ServebookError(f"is no JSON ({error})", f"{path}, line {number}", OWN) from None
-            yield number, record
+        for number, line in enumerate(record_files.lines(text), 1):
+            if line.strip():
+                yield number, record_files.json_value(line, f"{path}, line {number}", OWN)
     else:
-        table = csv.DictReader(io.StringIO(text))
-        for row in table:
-            yield table.line_num, {str(k).strip(): v for k, v in row.items() if k is not None}
+        yield from record_files.table(text, str(path))
 
 
 def _trace(rows: Iterable[TraceRow], path: Path, sha256: str, notes: list[str]) -> Trace:
@@ -131,7 +112,7 @@ def _trace(rows: Iterable[TraceRow], path: Path, sha256: str, notes: list[str]) 
         before.append(follows)
         parts.append(row.parts)
     if not len(arrivals):
-        raise ServebookError("the trace holds no request", str(path), OWN)
+        raise ServebookError("; ".join(["the trace holds no request", *notes]), str(path), OWN)
     if cut:
         notes.append(f"{cut} prompts of a session are no longer than what came before them: taken as new ones")
     at = np.array(arrivals)

@@ -43,3 +43,14 @@ class ToolResult:
         if self.concurrency is not None and self.rate_per_s is None:
             return "concurrency"
         return "burst" if self.rate_per_s is None else "arrival_rate"
+
+    @property
+    def in_flight(self) -> float | None:
+        """How many requests were in flight on average, by Little's law from its own means; None where it tells too
+        little."""
+        means = {latency: spread.get("mean") for latency, spread in self.measured.items()}
+        e2e, ttft, tpot = (means.get(latency) for latency in ("e2e_s", "ttft_s", "tpot_s"))
+        if e2e is None and ttft is not None and tpot is not None:
+            outputs = [output for _, output in self.lengths]
+            e2e = ttft + tpot * (sum(outputs) / len(outputs) - 1)
+        return None if e2e is None or not self.request_rate_per_s else self.request_rate_per_s * e2e

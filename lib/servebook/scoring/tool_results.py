@@ -7,62 +7,84 @@ prompt_tokens, output_tokens, ttft_s, tpot_s, e2e_s.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..common import record_files
 from ..common.errors import ServebookError
 from . import tool_formats
 from .tool_result import LATENCIES, TOOLS, ToolResult
+
+FIX = f"Give a file of {TOOLS}"
+UNITS = "Check whether its times are in the unit that the tool writes"
+UNIT = 100.0  # a factor that no load explains, and seconds for milliseconds do
 
 
 def read(path: Path) -> list[ToolResult]:
     """The loads that a file of results holds, in order. Raises ServebookError for a file that cannot be read, is of no
     tool that is known, or lacks the figures that a score needs."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ServebookError(f"cannot read the results ({reason})", str(path), f"Give a file of {TOOLS}") from None
+    _, text = record_files.read_text(path, "the results", FIX)
     found = [_result(record, where) for where, record in _records(text, path)]
     if not found:
-        raise ServebookError("holds no results", str(path), f"Give a file of {TOOLS}")
-    for result, where in zip(found, [str(path)] * len(found), strict=True):
-        if not any(result.measured.get(latency) for latency in LATENCIES):
-            fix = "Measure with streaming on, and save TTFT, TPOT or end-to-end latency"
-            raise ServebookError(f"{result.tool} tells no latency", where, fix)
+        raise ServebookError("holds no results", str(path), FIX)
+    for result in found:
+        _check(result, str(path))
     return found
+
+
+def _check(result: ToolResult, where: str) -> None:
+    """Raises ServebookError for a result without a latency, or with figures that cannot all be true: a file whose
+    times are in another unit than its tool's would be scored as a server a thousand times too fast."""
+    told = {latency: spread for latency in LATENCIES if (spread := result.measured.get(latency))}
+    if not told:
+        fix = "Measure with streaming on, and save TTFT, TPOT or end-to-end latency"
+        raise ServebookError(f"{result.tool} tells no latency", where, fix)
+    for latency, spread in told.items():
+        if wrong := [s for s, value in spread.items() if not (math.isfinite(value) and value >= 0)]:
+            raise ServebookError(f"{latency} {wrong[0]} is {spread[wrong[0]]:g}", where, "Correct the file")
+    ttft, e2e = (told.get(latency, {}).get("mean") for latency in ("ttft_s", "e2e_s"))
+    if ttft is not None and e2e is not None and ttft > 1.05 * e2e:
+        what = f"a mean TTFT of {ttft:g} s is longer than the mean end to end of {e2e:g} s"
+        raise ServebookError(what, where, UNITS)
+    in_flight, most = result.in_flight, min(result.concurrency or result.requests, result.requests)
+    if in_flight is None:
+        return
+    if in_flight > UNIT * most or (result.kind == "concurrency" and UNIT * in_flight < most):
+        what = f"rate times latency is {in_flight:.2g} requests in flight, where there were {most} at most"
+        raise ServebookError(what, where, UNITS)
 
 
 def _records(text: str, path: Path) -> Iterator[tuple[str, Any]]:
     start = text.lstrip()[:1]
     if start not in ("{", "["):
-        yield str(path), list(csv.DictReader(io.StringIO(text)))
+        yield str(path), [row for _, row in record_files.table(text, str(path))]
         return
-    try:
-        data = json.loads(text)
-    except ValueError:
-        for number, line in enumerate(text.splitlines(), 1):  # one run a line
+    whole = _whole(text)
+    if whole is None:
+        for number, line in enumerate(record_files.lines(text), 1):  # one run a line
             if line.strip():
-                try:
-                    yield f"{path}, line {number}", json.loads(line)
-                except ValueError as error:
-                    fix = f"Give a file of {TOOLS}"
-                    raise ServebookError(f"is no JSON ({error})", f"{path}, line {number}", fix) from None
+                yield f"{path}, line {number}", record_files.json_value(line, f"{path}, line {number}", FIX)
         return
-    if isinstance(data, dict) and isinstance(data.get("benchmarks"), list):
-        yield from ((f"{path}, benchmark {i}", {"guidellm": b}) for i, b in enumerate(data["benchmarks"]))
-    elif isinstance(data, list):
-        yield from ((f"{path}, run {i}", record) for i, record in enumerate(data))
+    if isinstance(whole, dict) and isinstance(whole.get("benchmarks"), list):
+        yield from ((f"{path}, benchmark {i}", {"guidellm": b}) for i, b in enumerate(whole["benchmarks"]))
+    elif isinstance(whole, list):
+        yield from ((f"{path}, run {i}", record) for i, record in enumerate(whole))
     else:
-        yield str(path), data
+        yield str(path), whole
+
+
+def _whole(text: str) -> Any:
+    """The one JSON value that a file is, None where it is not one: then it is one run a line."""
+    try:
+        return record_files.json_value(text, "", "")
+    except ServebookError:
+        return None
 
 
 def _result(data: Any, where: str) -> ToolResult:
-    if isinstance(data, list):
+    if isinstance(data, list) and all(isinstance(row, Mapping) for row in data):
         return tool_formats.rows(data, where)
     if isinstance(data, Mapping):
         if "guidellm" in data:
@@ -74,4 +96,4 @@ def _result(data: Any, where: str) -> ToolResult:
             return tool_formats.aiperf(data, inner, where)
         if "completed" in data and ("mean_ttft_ms" in data or "median_ttft_ms" in data or "request_throughput" in data):
             return tool_formats.vllm(data, where)
-    raise ServebookError("these are results of no tool that is known", where, f"Give a file of {TOOLS}")
+    raise ServebookError("these are results of no tool that is known", where, FIX)
