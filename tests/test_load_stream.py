@@ -141,3 +141,30 @@ def test_tokens_in() -> None:
 )
 def test_error_message(body: bytes, message: str) -> None:
     assert error_message(body) == message
+
+
+def spread(event_: bytes) -> bytes:
+    """The same event with its JSON over several data lines."""
+    text = json.dumps(json.loads(event_[6:]), indent=1)
+    return b"".join(b"data: " + line.encode() + b"\n" for line in text.split("\n")) + b"\n"
+
+
+@pytest.mark.parametrize("size", [*range(1, 60), 10_000])
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
+def test_json_over_several_data_lines_is_one_event(size: int, newline: bytes) -> None:
+    parts = (event("a"), event("b"), event("c", "length"), used(3))
+    whole = b": hi\n\n" + b"".join(map(spread, parts)) + b"event: end\n" + DONE
+    whole = whole.replace(b"\n", newline)
+    s = read(*(whole[i : i + size] for i in range(0, len(whole), size)))
+    assert (s.events, s.tokens, s.first_tokens, s.ended, s.over) == (3, 3, 1, True, True)
+
+
+def test_several_data_lines_are_stamped_when_their_event_is_complete() -> None:
+    first, second = spread(event("a")), spread(event("b", "length"))
+    s = read(first[:20], first[20:] + second[:9], second[9:], spread(used(2))[:-1])
+    assert (s.times, s.tokens) == ([1.0, 2.0], 2)
+
+
+def test_two_events_without_a_blank_line_between_are_two() -> None:
+    s = read(event("a")[:-1] + event("b")[:-1], event("c", "length"), used(3), DONE)
+    assert (s.counts, s.tokens) == ([2, 1], 3)

@@ -178,6 +178,63 @@ def test_a_stream_is_over_at_done_though_its_body_never_ends() -> None:
     assert (point.requests, point.failures) == (4, 0)
 
 
+def test_a_probe_that_never_ends_is_not_listened_to() -> None:
+    sent: list[int] = []
+
+    async def post(x: Exchange) -> None:
+        x.head()
+        sent.append(0)
+        while not x.writer.transport.is_closing():
+            x.put(event(sent[-1]))
+            sent[-1] += 1
+            await x.writer.drain()
+            await asyncio.sleep(0.001)
+
+    with RawServer(post).running() as server, pytest.raises(ServebookError, match="2 tokens goes on after 65"):
+        measure(server)
+    assert server.measured == 0
+
+
+def all_at_once(x: Exchange) -> bytes:
+    events = b"".join(event(i, last=i == x.tokens - 1) for i in range(x.tokens))
+    used = {"choices": [], "usage": {"prompt_tokens": 16, "completion_tokens": x.tokens}}
+    return events + sse(used) + b"data: [DONE]\n\n"
+
+
+def in_one_event(x: Exchange) -> bytes:
+    used = {"prompt_tokens": 16, "completion_tokens": x.tokens}
+    whole = {"choices": [{"index": 0, "text": " t" * x.tokens, "finish_reason": "length"}], "usage": used}
+    return sse(whole) + b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize("answer", [all_at_once, in_one_event])
+def test_an_answer_that_is_held_back_is_no_valid_time_to_first_token(answer: Any) -> None:
+    async def post(x: Exchange) -> None:
+        x.whole(OK, answer(x), kind="text/event-stream")
+
+    with RawServer(post).running() as server:
+        point = measure(server)
+    assert (point.requests, point.bunched, point.verdict) == (8, 8, "suspect")
+    assert any("8 answers brought several tokens at once" in str(r) for r in point.reasons)
+
+
+def test_an_answer_that_stays_open_after_its_last_token_is_told_so() -> None:
+    async def post(x: Exchange) -> None:
+        x.head()
+        for i in range(x.tokens):
+            x.put(event(i, last=i == x.tokens - 1))
+            await x.writer.drain()
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        x.put(sse({"choices": [], "usage": {"prompt_tokens": 16, "completion_tokens": x.tokens}}) + b"data: [DONE]\n\n")
+        x.end()
+
+    with RawServer(post).running() as server:
+        point = measure(server, c=1)
+    assert point.tail_mean_s is not None and point.tail_mean_s > 0.04
+    assert any("answers stay open for" in str(r) for r in point.reasons)
+
+
 def test_a_request_into_a_connection_that_was_closed_meanwhile_is_sent_again() -> None:
     async def post(x: Exchange) -> bool:
         if x.nth:  # read, and then gone, without a byte of an answer

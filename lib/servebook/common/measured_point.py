@@ -113,6 +113,8 @@ class MeasuredPoint:
     gpu_power_limit_w: Annotated[Number, "W", "the power limit in force"] = None
     gpu_utilization_mean: Annotated[Number, "share", "GPU utilization, mean"] = None
     hidden_reasoning_tokens: Annotated[int | None, "tokens", "reasoning tokens that were not streamed"] = None
+    bunched: Annotated[int | None, "requests", "answers whose first read brought several of their events"] = None
+    tail_mean_s: Annotated[float | None, "s", "from the last token to the end of the stream"] = None
     hung: Annotated[int | None, "requests", "requests that hung unanswered when the point ended"] = None
     in_flight_first_quarter: Annotated[Number, "requests", "in flight in the window's first quarter (open loop)"] = None
     in_flight_last_quarter: Annotated[Number, "requests", "in flight in the window's last quarter (open loop)"] = None

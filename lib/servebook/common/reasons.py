@@ -26,6 +26,7 @@ class ReasonCode(StrEnum):
     COUNTERS_RESET = "counters_reset"
     HIDDEN_REASONING = "hidden_reasoning"
     EXTRA_EVENTS = "extra_events"
+    BUNCHED = "bunched"
     CACHE_HITS = "cache_hits"
     PREEMPTIONS = "preemptions"
     CLIENT_LIMITED = "client_limited"

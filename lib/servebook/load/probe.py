@@ -15,6 +15,7 @@ from typing import Any
 
 from ..common.errors import ServebookError
 from .client import Client, Reply, without_secrets
+from .stream import TokenStream
 
 BUSY = (429, 503)
 _NOT_ABOUT_A_FIELD = (401, 403, 404, 405)
@@ -37,6 +38,23 @@ _REFUSED_IDS = (
     "Check the model's name and the endpoint; servebook measure sends other token ids with --vocab LOW:HIGH, and words "
     "to a server that takes only text with --text (in a run: text: true at its engine)"
 )
+
+
+MOST_READS = 64  # of an answer of two tokens
+
+
+class ShortStream(TokenStream):
+    """The answer to a probe, which is not listened to for ever: a server that goes on does not know the length asked
+    for, and what it sends is paid for."""
+
+    __slots__ = ()
+
+    def feed(self, data: bytes, now: float) -> None:
+        """As TokenStream's, until there have been far more reads than two tokens take."""
+        super().feed(data, now)
+        if len(self.times) > MOST_READS and not self.over:
+            self.fault = f"its answer to a request of 2 tokens goes on after {self.events}"
+            self._end()
 
 
 class Busy(ServebookError):
@@ -93,7 +111,7 @@ class Probe:
         """What comes of a request, once the server is not busy, from where it was redirected to."""
         client, wait_s, hops = self._client, 1.0, 0
         while True:
-            reply = Reply(-1, 0, int(body["max_tokens"]))
+            reply = Reply(-1, 0, int(body["max_tokens"]), stream=ShortStream())
             await client.stream(json.dumps(body).encode(), reply)
             if reply.status in _REDIRECTS and reply.location and hops < 5:
                 client.follow(reply.location)

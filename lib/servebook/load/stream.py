@@ -3,18 +3,18 @@
 The hot path is `feed`: one count of line starts a read, no JSON. JSON is parsed for the events up to the first token
 and, when the stream has ended, for its last few; what is a token is in `tokens`. An event is one `data:` line; a line
 is complete at its line feed, so events split over reads (in their JSON or in the word `data:`) and several events in
-one read come out right, as do CRLF, lone CR, a byte order mark, comments and keep-alive lines.
+one read come out right, as do CRLF, lone CR, a byte order mark, comments and keep-alive lines. JSON that is spread
+over several `data:` lines of one event is found before the first token, and joined from there on.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from .tokens import AT_LEAST_ONE, Event, Usage, choice_of, echoes, has_reasoning, last_events, tokens_in, trailing
+from .words import error_message, finish_reason, no_stream, one_line, parse, told_error
 
 __all__ = ["AT_LEAST_ONE", "TokenStream", "error_message", "one_line", "tokens_in"]
 
@@ -24,7 +24,7 @@ _LAST_LINES = 60
 _WORDS = 4096  # bytes kept of an answer that is no stream
 _DONE = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
 _LONE_CR = re.compile(rb"\r[^\n]")
-_FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
+_OPEN_LINE = re.compile(rb"^data: *(\{[^\r\n]*)\r?\n(?!\r?\n)", re.MULTILINE)  # no blank line follows
 
 
 class TokenStream:
@@ -38,9 +38,9 @@ class TokenStream:
     """
 
     __slots__ = (
-        "_cr", "_lead", "_odd", "_opening", "_recent", "_started", "_tail", "asked", "cached_tokens", "counts", "ended",
-        "error", "error_status", "fault", "first_tokens", "heard", "hidden_tokens", "on_over", "over", "prompt_tokens",
-        "stopped", "times", "tokens",
+        "_cr", "_lead", "_odd", "_opening", "_recent", "_rewritten", "_spread", "_started", "_tail", "asked",
+        "cached_tokens", "counts", "ended", "error", "error_status", "fault", "first_tokens", "heard", "hidden_tokens",
+        "on_over", "over", "prompt_tokens", "stopped", "times", "tokens",
     )  # fmt: skip
 
     def __init__(self, *, keep: bool = False) -> None:
@@ -58,7 +58,8 @@ class TokenStream:
         self.on_over: Callable[[], None] | None = None
         self.asked = b""
         self.heard = 0.0
-        self._started = self._cr = False
+        self._started = self._cr = self._spread = False
+        self._rewritten = False  # whether every read is rewritten: lines that end by CR alone, events of several lines
         self._opening: Event | None = None  # the first event with a token
         self._lead: list[float] = []  # events before the first sure token that may have been tokens
         self._tail = self._odd = b""
@@ -72,14 +73,13 @@ class TokenStream:
         if self._tail:
             data = self._tail + data
             self._tail = b""
-        if self._cr or not self._started:
+        if self._rewritten or not self._started:
             data = self._plain_lines(data)
-        if data[-1:] != b"\n":
+        if data[-1:] != b"\n" and not self._spread:
             whole = data.rfind(b"\n") + 1
             self._tail, data = data[whole:], data[:whole]
             if len(self._tail) > LONGEST_LINE:
-                self.fault, self._tail = f"a line of more than {LONGEST_LINE >> 20} MiB in its answer", b""
-                self._end()
+                self._too_long()
         events = data.count(b"\ndata:") + data.startswith(b"data:")
         if not events:
             if not self._started:
@@ -107,13 +107,37 @@ class TokenStream:
         if self.on_over is not None:
             self.on_over()
 
+    def _too_long(self) -> None:
+        self.fault = f"a line of more than {LONGEST_LINE >> 20} MiB in its answer"
+        self._end()
+
     def _plain_lines(self, data: bytes) -> bytes:
-        """Without the byte order mark that may lead a stream, and with line feeds where it ends lines by CR alone."""
+        """Without the byte order mark that may lead a stream, with line feeds where it ends lines by CR alone, and with
+        one line an event where it spreads them over several."""
         if data.startswith(b"\xef\xbb\xbf") and not self._recent:
             data = data[3:]
         if not self._cr and b"\n" not in data and _LONE_CR.search(data):
             self._cr = True
-        return data.replace(b"\r", b"\n") if self._cr else data
+        if self._cr:
+            data = data.replace(b"\r", b"\n")
+        if not self._spread and not self._started:
+            self._spread = any(parse(line) is None for line in _OPEN_LINE.findall(data))
+        self._rewritten = self._cr or self._spread
+        return self._joined(data) if self._spread else data
+
+    def _joined(self, data: bytes) -> bytes:
+        """The events that are complete, each with its data on one line; the rest is kept."""
+        data = data.replace(b"\r\n", b"\n")
+        whole = data.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
+        self._tail, out = data[whole:], []
+        if len(self._tail) > LONGEST_LINE:
+            self._too_long()
+        for event in data[:whole].split(b"\n\n"):
+            lines = event.split(b"\n")
+            out += [line for line in lines if line and not line.startswith(b"data:")]
+            if parts := [line[5:] for line in lines if line.startswith(b"data:")]:
+                out.append(b"data:" + b"".join(parts))
+        return b"\n".join([*out, b""])
 
     def _open(self, data: bytes, events: int, now: float) -> int:
         """Events of this read from the first token on; 0 while there is none."""
@@ -122,7 +146,7 @@ class TokenStream:
             end = data.find(b"\n", at)
             line = data[at + 5 : end].strip()
             at = data.find(b"\ndata:", end) + 1
-            event = _parse(line)
+            event = parse(line)
             carried = tokens_in(event) if event else 0
             if carried is None:
                 self._lead.append(now)
@@ -136,27 +160,27 @@ class TokenStream:
     def finish(self) -> None:
         """Settle what the stream's end tells: usage, errors, and which events carried no token."""
         if self._tail and not self.over:  # a last line without its line feed
-            self.feed(b"\n", self.heard)
+            self.feed(b"\n\n", self.heard)
         recent = b"".join(self._recent)
         lines = recent.rsplit(b"\n", _LAST_LINES)[-_LAST_LINES:]
         data = [line[5:].strip() for line in lines if line.startswith(b"data:")]
         if b"[DONE]" in data and (after := len(data) - 1 - data.index(b"[DONE]")):
             del data[-after:]  # what follows is not part of the answer
             self._drop_last(after)
-        events = last_events(data, _parse)
-        reasons = [_finish_reason(e) for e in events]
+        events = last_events(data, parse)
+        reasons = [finish_reason(e) for e in events]
         # usage without a choice is what some servers end with
         self.ended |= b"[DONE]" in data or any(reasons) or bool(events and _only_usage(events[-1]))
         self.stopped = "stop" in reasons
         if b"error" in recent:
-            self.error, self.error_status = _told_error(lines, events)
+            self.error, self.error_status = told_error(lines, events)
         usage = Usage(events)
         self.tokens, self.prompt_tokens, self.cached_tokens = usage.tokens, usage.prompt_tokens, usage.cached_tokens
         self.fault = self.fault or usage.fault
         if self._started:
             self._settle(*trailing(events, self._opening))
         elif not self.error and not self.times:
-            self.fault = self.fault or _no_stream(self._odd + self._tail)
+            self.fault = self.fault or no_stream(self._odd + self._tail)
         self._claim_lead()
         if self.events == (self.tokens or 0) + 1 > 1 and echoes(self._opening or {}, self.asked):
             self._drop_first()
@@ -192,7 +216,7 @@ class TokenStream:
         ids: list[int] = []
         text: list[str] = []
         for line in b"".join(self._recent).split(b"\n"):
-            event = _parse(line[5:].strip()) if line.startswith(b"data:") else None
+            event = parse(line[5:].strip()) if line.startswith(b"data:") else None
             for choice in (event or {}).get("choices") or ():
                 if isinstance(choice, dict):
                     ids += choice.get("token_ids") or ()
@@ -224,82 +248,5 @@ class TokenStream:
             self.first_tokens = 1
 
 
-def _finish_reason(event: Event | None) -> Any:
-    return (choice_of(event or {}) or {}).get("finish_reason")
-
-
 def _only_usage(event: Event | None) -> bool:
     return bool(event and event.get("usage")) and choice_of(event or {}) is None
-
-
-def _told_error(lines: list[bytes], events: list[Event | None]) -> tuple[str | None, int | None]:
-    """The server's message with its status, however it sends one: an error object, an event named error, a line."""
-    named = False
-    for line in lines:
-        if line.startswith(b"error:"):
-            return error_message(line[6:]), _status(_parse(line[6:]))
-        if line.startswith(b"event:"):
-            named = line[6:].strip() == b"error"
-        elif named and line.startswith(b"data:"):
-            return error_message(line[5:]), _status(_parse(line[5:]))
-    for event in events:
-        if event and (event.get("error") or "error" in (event.get("object"), event.get("type"))):
-            return error_message(event), _status(event)
-    if any(_finish_reason(event) == "error" for event in events):
-        return "finish_reason is error", None
-    return None, None
-
-
-def _status(event: Event | None) -> int | None:
-    """The HTTP status that an error object carries."""
-    error = (event or {}).get("error")
-    for told in (error if isinstance(error, dict) else {}, event or {}):
-        for key in ("code", "status", "status_code", "http_status_code"):
-            if str(told.get(key)).isdigit():
-                return int(told[key])
-    return None
-
-
-def _no_stream(body: bytes) -> str | None:
-    """What an answer says that has no event with a token in it, None where it says nothing."""
-    words = b"\n".join(line for line in body.splitlines() if line.strip() and not line.startswith(_FIELDS))
-    words = words.removeprefix(b"error:").strip()
-    if not words:
-        return None
-    whole = _parse(words)
-    if whole and "choices" in whole:
-        return "the server answers in one piece, not as a stream"
-    return f"answered without a stream: {error_message(words)}"
-
-
-def _parse(line: bytes) -> Event | None:
-    try:  # bytes that are no UTF-8 and raw control characters inside a text are the model's, not a fault of the event
-        event = json.loads(line.decode(errors="replace"), strict=False)
-    except (ValueError, RecursionError):
-        return None
-    return event if isinstance(event, dict) else None
-
-
-def error_message(body: dict[str, Any] | bytes | str) -> str:
-    """The readable part of an error answer, whatever its shape, on one line of at most 300 characters, without what a
-    terminal would act on."""
-    found: Any = body
-    if isinstance(found, bytes):
-        found = found.decode(errors="replace")
-    if isinstance(found, str):
-        try:
-            found = json.loads(found)
-        except (ValueError, RecursionError):
-            return one_line(found)
-    for _ in range(3):
-        if isinstance(found, list) and found:
-            found = found[0]
-        if isinstance(found, dict):
-            found = found.get("error") or found.get("message") or found.get("detail") or json.dumps(found)
-    return one_line(str(found))
-
-
-def one_line(text: str, longest: int = 300) -> str:
-    """A stranger's text on one line: printable characters only."""
-    shown = "".join(c if c.isprintable() else " " for c in text[: 4 * longest])
-    return " ".join(shown.split())[:longest]

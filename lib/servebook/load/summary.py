@@ -30,6 +30,7 @@ from .finished import Chunk, Column
 from .flow import WindowTotals
 from .window import PointProgress, converged
 
+BUNCH = 4  # tokens that no server sends in its first read, if it streams
 UNSEEN = 1.5  # times as many as were seen are more than a few looks miss
 
 
@@ -155,7 +156,7 @@ class _Latencies:
 
     def __init__(self, per_round: int) -> None:
         self._per_round = per_round
-        self._ttft, self._tpot, self._e2e, self._held = Column(), Column(), Column(), Column()
+        self._ttft, self._tpot, self._e2e, self._held, self._tail = (Column() for _ in range(5))
         self._gaps = stats.Histogram()
 
     def add(self, chunk: Chunk) -> None:
@@ -163,6 +164,7 @@ class _Latencies:
         for column, values in ((self._ttft, chunk.ttft_s), (self._tpot, chunk.tpot_s), (self._e2e, chunk.e2e_s)):
             column.add(values[good])
         self._held.add((chunk.requests["last"] - chunk.requests["sent"])[good])
+        self._tail.add((chunk.requests["end"] - chunk.requests["last"])[good])
         self._gaps.add(chunk.gaps_s(good))
 
     @property
@@ -189,7 +191,7 @@ class _Latencies:
     def figures(self) -> dict[str, Any]:
         ttft, tpot, e2e = self._ttft.values, self._tpot.values, self._e2e.values
         gaps = {f"itl_p{p}_s": self._gaps.percentile(p) for p in (50, 99)}
-        return latencies(ttft, tpot, e2e, self._per_round) | gaps
+        return latencies(ttft, tpot, e2e, self._per_round) | gaps | {"tail_mean_s": stats.mean(self._tail.values)}
 
 
 def latencies(ttft_s: np.ndarray, tpot_s: np.ndarray, e2e_s: np.ndarray, per_round: int) -> dict[str, Any]:
@@ -230,6 +232,7 @@ class _Shape:
 
     def __init__(self) -> None:
         self.streamed = self.events = self.reads = self.cached = self.cachable = self.hidden = self.counted = 0
+        self.bunched = 0
         self.over = self.unknown = self.prompts_off = self.outputs_off = self.prompts = self.prompt_tokens = 0
 
     def add(self, chunk: Chunk) -> None:
@@ -237,6 +240,9 @@ class _Shape:
         self.hidden += int(r["hidden_tokens"].sum())
         self.streamed += int((r["tokens"] - r["hidden_tokens"]).sum())  # an answered request's tokens are known
         self.counted += int((r["counted"] > 0).sum())
+        first = chunk.events[(np.cumsum(chunk.requests["reads"]) - chunk.requests["reads"])[chunk.good]]
+        whole = (r["reads"] == 1) & (r["tokens"] - r["hidden_tokens"] >= BUNCH)
+        self.bunched += int(((first >= BUNCH) | whole).sum())
         self.events += int(events.sum())
         self.reads += int(r["reads"].sum())
         known = (r["cached_tokens"] >= 0) & (r["prompt_tokens"] > 0)
@@ -264,6 +270,7 @@ class _Shape:
             "usage_cached_share": self.cached / self.cachable if self.cachable else None,
             "hidden_reasoning_tokens": self.hidden,
             "counted_without_usage": self.counted,
+            "bunched": self.bunched,
         }
 
 

@@ -132,6 +132,7 @@ ABOUT = {
     CODE.COUNTERS_RESET: "the server was started again within the point",
     CODE.HIDDEN_REASONING: "reasoning tokens were not streamed",
     CODE.EXTRA_EVENTS: "streams had more token events than tokens",
+    CODE.BUNCHED: "tokens were held back on their way",
     CODE.CACHE_HITS: "prompts were found in the prefix cache",
     CODE.PREEMPTIONS: "the KV cache overflowed",
     CODE.CLIENT_LIMITED: "the load client could not keep up",

@@ -22,6 +22,8 @@ DRIFT_TOLERANCE = 0.05
 LAG_SHARE, LAG_FLOOR_S = 0.2, 0.002  # p99 of the event loop's lag, of TTFT p50; never more than a token's time
 BUSY_TOLERANCE = 0.8  # of one core
 THROTTLED_TOLERANCE = 0.05
+BUNCHED_TOLERANCE = 0.05  # of the requests
+TAIL_SHARE = 0.02  # of the latency, that answers stay open for after their last token
 PRECISION = 0.10  # relative half-width of a mean's 95 % interval
 
 
@@ -122,6 +124,11 @@ def _suspect(p: MeasuredPoint, cache_expected: bool) -> list[Reason]:
         ReasonCode.EXTRA_EVENTS,
         f"{p.events_over_tokens} streams had more token events than tokens",
     )
+    text = (
+        f"{p.bunched} answers brought several tokens at once in their first read: something holds tokens back, so "
+        "TTFT is late and TPOT short or missing"
+    )
+    when((p.bunched or 0) > BUNCHED_TOLERANCE * n, ReasonCode.BUNCHED, text)
     hit = p.cache_hit_share
     when(
         not cache_expected and hit is not None and hit > CACHE_TOLERANCE,
@@ -210,7 +217,10 @@ def _off_by_little(p: MeasuredPoint) -> list[Reason]:
     little = p.little_error
     if little is None or abs(little) <= LITTLE_TOLERANCE + (p.little_edge or 0.0):
         return []
-    text = f"Little's law is off by {_percent(little)}: rate x latency is not the number in flight"
+    why = "rate x latency is not the number in flight"
+    if p.tail_mean_s and p.e2e_mean_s and p.tail_mean_s > TAIL_SHARE * p.e2e_mean_s:
+        why = f"answers stay open for {_ms(p.tail_mean_s)} after their last token"
+    text = f"Little's law is off by {_percent(little)}: {why}"
     return [Reason(ReasonCode.LITTLES_LAW, text)]
 
 
