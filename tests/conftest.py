@@ -16,7 +16,8 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of slow.txt as slow. Files that start engines or browsers come first, all in one process.
 
-    `make test` runs two processes. Two engines side by side would share a GPU, and what takes longest has to begin first.
+    `make test` runs two processes. Two engines side by side would share a GPU, and what takes longest has to begin
+    first.
     """
     listed = slow.names()
     machines = {i.path for i in items if i.get_closest_marker("engine") or i.get_closest_marker("browser")}
