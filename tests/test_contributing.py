@@ -69,7 +69,7 @@ def test_chart(checkout: Path) -> None:
     assert "figures/ecdf-short_prompts.svg" in run(checkout, "chart")
     drawn = (checkout / "figures/ecdf-short_prompts.svg").read_text()
     assert "Share of requests" in drawn and "requests had their first token within" in drawn
-    assert "`charts.ecdf`: How many of a sweep's requests" in (checkout / "docs/map.md").read_text()
+    assert "`charts.ecdf`: Empirical distribution of TTFT" in (checkout / "docs/map.md").read_text()
 
 
 @pytest.mark.engine

@@ -39,7 +39,7 @@ def test_a_ramp_conversations_and_lengths_from_a_file(tmp_path: Path, capsys: py
         assert main(["--url", server.url, "--turns", "2", *FAST]) == 0
         assert main(["--url", server.url, *FAST, "--requests", "100000", "--max-seconds", "3"]) == 0  # its deadline
         for bad in (["--ramp"], ["--ramp", "--concurrency", "4,2"], ["--turns", "2", "--rate", "5"]):
-            with pytest.raises(ServebookError, match=r"stages that grow|waits for its answers"):
+            with pytest.raises(ServebookError, match=r"grow from stage to stage|need a closed loop"):
                 main(["--url", server.url, *bad])
     assert [p["point"] for p in json.loads(out.read_text())] == ["c0001", "c0002"]
     printed = capsys.readouterr().out
@@ -90,14 +90,14 @@ def test_the_client_knows_what_it_adds(capsys: pytest.CaptureFixture[str], tmp_p
 @pytest.mark.parametrize(
     ("option", "value", "what"),
     [
-        ("--concurrency", "0", "no positive whole number"), ("--rate", "-1", "no positive number"),
-        ("--rate", "nan", "no positive number"), ("--rate", "1,inf", "no positive number"),
-        ("--gamma-shape", "0", "no positive number"), ("--max-seconds", "-3", "no positive number"),
-        ("--jitter", "-1", "no number from 0 on"), ("--warmup", "-1", "no whole number from 0 on"),
-        ("--temperature", "-7", "no number from 0 on"), ("--top-p", "7", "no share"), ("--top-k", "x", "no positive"),
+        ("--concurrency", "0", "not a positive whole number"), ("--rate", "-1", "not a positive number"),
+        ("--rate", "nan", "not a positive number"), ("--rate", "1,inf", "not a positive number"),
+        ("--gamma-shape", "0", "not a positive number"), ("--max-seconds", "-3", "not a positive number"),
+        ("--jitter", "-1", "not a number from 0 on"), ("--warmup", "-1", "not a whole number"),
+        ("--temperature", "-7", "not a number from 0 on"), ("--top-p", "7", "a share"), ("--top-k", "x", "a positive"),
         ("--prompt-tokens", "normal:inf,1", "is no length"),
-        ("--shared-prefix", "-6", "no whole number from 0 on"), ("--shared-prefix", "100%", "no percentage below 100"),
-        ("--prompt-tokens", "0", "is no length"), ("--vocab", "5:5", "no range"), ("--seed", "-1", "no whole number"),
+        ("--shared-prefix", "-6", "not a whole number"), ("--shared-prefix", "100%", "not a percentage"),
+        ("--prompt-tokens", "0", "is no length"), ("--vocab", "5:5", "not a range"), ("--seed", "-1", "a whole number"),
     ],
 )  # fmt: skip
 def test_a_value_that_cannot_be_is_one_line(
@@ -121,14 +121,14 @@ def test_what_is_no_url_is_said_at_once(url: str) -> None:
     ("options", "fault"),
     [
         (["--api-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY is not set"),
-        (["--concurrency", "2,4,2"], "names a load twice"),
-        (["--rate", "0.10001,0.1"], "names a load twice"),
-        (["--shared-prefix", "512"], "leaves no token of a prompt its own"),
+        (["--concurrency", "2,4,2"], "names the same load twice"),
+        (["--rate", "0.10001,0.1"], "names the same load twice"),
+        (["--shared-prefix", "512"], "is not shorter than the prompt"),
         (["--arrivals", "gamma"], "--arrivals: would be ignored. Give --rate, or leave it out"),
         (["--replay", "f", "--arrivals", "constant"], "--arrivals: would be ignored"),
         (["--rate", "1", "--gamma-shape", "0.5"], "--gamma-shape: would be ignored. Give --arrivals gamma"),
-        (["--lengths", "f", "--prompt-tokens", "9"], "would be ignored. Leave it out, --lengths tells them"),
-        (["--chat", "--vocab", "5:9"], "--vocab: would be ignored. Leave it out, --text and --chat send words"),
+        (["--lengths", "f", "--prompt-tokens", "9"], "would be ignored. Leave it out: --lengths gives the lengths"),
+        (["--chat", "--vocab", "5:9"], "--vocab: would be ignored. Leave it out: --text and --chat send words"),
         (["--lengths", "no/such/file"], "no/such/file: cannot be read"),
         ([], "cannot ask the server for its model"),
         (["--model", "m"], "no server answers"),
@@ -142,8 +142,8 @@ def test_what_cannot_be_measured_is_one_line(options: list[str], fault: str) -> 
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        (None, "No such file"), ("", "holds no arrival"), ("\n \n", "holds no arrival"), ("0\nx\n", "not a list of"),
-        ("0\nnan\n1\n", "no number"), ("0\ninf\n", "no number"), ("\x00\xff", "not a list of"),
+        (None, "No such file"), ("", "no arrival"), ("\n \n", "no arrival"), ("0\nx\n", "not a list of"),
+        ("0\nnan\n1\n", "not a number"), ("0\ninf\n", "not a number"), ("\x00\xff", "not a list of"),
     ],
 )  # fmt: skip
 def test_a_replay_that_holds_no_arrivals_is_one_line(tmp_path: Path, text: str | None, fault: str) -> None:

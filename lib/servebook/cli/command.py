@@ -1,4 +1,4 @@
-"""The command. Parses, calls one room, prints; every fault the user can act on is one line and exit status 1."""
+"""The `servebook` command: parses, calls one package, prints. User errors are one line and exit status 1."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
 from ..common.errors import ServebookError
+from . import parser
 
 EXIT_FAULT, EXIT_INTERRUPTED = 1, 130
 
@@ -24,12 +23,12 @@ EXIT_FAULT, EXIT_INTERRUPTED = 1, 130
 def main(argv: list[str] | None = None) -> int:
     """Run the command; its exit status."""
     arguments = sys.argv[1:] if argv is None else argv
-    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character shows another
+    for stream in (sys.stdout, sys.stderr):  # print what the terminal cannot encode as an escape sequence
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    if arguments[:1] == ["measure"]:  # its own parser: it must be at the first request within a second
+    if arguments[:1] == ["measure"]:  # its own parser, so that the first request is sent within a second
         return _guarded(_measure, argparse.Namespace(debug="--debug" in arguments, rest=arguments[1:]))
-    options = _parser().parse_args(arguments)
+    options = parser.build(CALLS).parse_args(arguments)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     return _guarded(options.call, options)
 
@@ -53,164 +52,15 @@ def _guarded(call: Any, options: argparse.Namespace) -> int:
         print(f"\nservebook: interrupted{kept}", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        for stream in (sys.stdout, sys.stderr):  # what they still hold would be written at the end, to nobody
+        for stream in (sys.stdout, sys.stderr):  # or Python would fail to flush them at exit
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return EXIT_FAULT
-    except OSError as error:  # what nothing else has put into words: a disk, a permission
+    except OSError as error:  # disk full, no permission
         if options.debug:
             raise
         print(f"servebook: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
         return EXIT_FAULT
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="servebook", description="Predict how fast an LLM serves, measure it, explain the difference."
-    )
-    parser.add_argument("--version", action="version", version=f"servebook {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def command(name: str, call: Any, help: str, *, params: bool = True) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=help, description=help)
-        sub.add_argument("--debug", action="store_true", help="show tracebacks")
-        if params:
-            sub.add_argument("params", metavar="PARAMS", help="a parameter file, e.g. params/demo.yaml")
-        sub.set_defaults(call=call)
-        return sub
-
-    _add_predicting(command)
-    _add_measuring(command)
-    commands.add_parser("measure", help="load any OpenAI-compatible server (servebook measure --help)")
-    _add_stored_runs(command)
-    return parser
-
-
-def _add_predicting(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Commands that need no GPU."""
-    command("check", _check, "validate a parameter file")
-    _model_options(
-        command("model", _model, "what a model is and whether it fits: parameters, bytes, KV pool", params=False)
-    )
-    sub = command("plan", _plan, "show every point with its predicted duration and cost; needs no GPU")
-    sub.add_argument("--json", action="store_true")
-    sub.add_argument(
-        "--budget-minutes",
-        type=float,
-        metavar="M",
-        help="suggest what to leave out so that the run takes at most M minutes",
-    )
-    sub.add_argument(
-        "--budget-cost", type=float, metavar="X", help="suggest what to leave out so that the run costs at most X"
-    )
-    sub = command(
-        "preflight", _preflight, "check driver, toolchain, disk, ports and GPU, and say how to fix each", params=False
-    )
-    sub.add_argument("params", metavar="PARAMS", nargs="?", help="also check what this run needs")
-    sub.add_argument("--json", action="store_true")
-    sub = command(
-        "predict", _predict, "predict every point; with --calibration, calibrate on C = 1 points and score the others"
-    )
-    sub.add_argument("--calibration", metavar="CSV", help="measured points, e.g. outputs/published/a40-qwen2.5-7b.csv")
-    sub.add_argument(
-        "--html", type=Path, metavar="FILE", help="with --calibration: write the points and their scores as a page"
-    )
-    sub.add_argument("--json", action="store_true")
-    sub = command("score", _score, "results of another load generator against what this hardware should do")
-    sub.add_argument(
-        "--measured", type=Path, required=True, metavar="FILE",
-        help="of vllm bench serve, sglang bench_serving, guidellm, aiperf, inference-perf, or a CSV of requests",
-    )  # fmt: skip
-    sub.add_argument("--engine", metavar="NAME", help="default: the first that batches")
-    sub.add_argument(
-        "--workload",
-        metavar="NAME",
-        help="of the parameters: what the file does not tell of the requests (spread, shared prefix)",
-    )
-    sub.add_argument("--html", type=Path, metavar="FILE", help="a page of it")
-    sub.add_argument("--json", action="store_true")
-    _add_choosing(command)
-
-
-def _add_choosing(command: Callable[..., argparse.ArgumentParser]) -> None:
-    sub = command(
-        "capacity",
-        _capacity,
-        "find the largest load within the service level (slo), its cost, and what would change it",
-    )
-    sub.add_argument("--prompt-tokens", type=int, metavar="N", help="default: those of the first sweep")
-    sub.add_argument("--output-tokens", type=int, metavar="N", help="default: those of the first sweep")
-    sub.add_argument(
-        "--gpu", action="append", default=[], metavar="NAME[=PRICE]", help="another GPU of the catalog; may be repeated"
-    )
-    sub.add_argument("--json", action="store_true")
-    sub = command("choose", _choose, "the cheapest set-up that meets the run's slo at its target load")
-    sub.add_argument(
-        "--gpu", action="append", default=[], metavar="NAME[=PRICE]",
-        help="a card to search and its price per hour; may be repeated (default: all with a public list price)",
-    )  # fmt: skip
-    sub.add_argument("--max-gpus", type=int, metavar="N", help="cards over all replicas (default 16)")
-    sub.add_argument("--json", action="store_true")
-    sub.add_argument("--html", type=Path, metavar="FILE", help="write the answer as a page")
-    sub.add_argument(
-        "--write-params", type=Path, metavar="DIR", help="write parameter files that measure the choice and two rivals"
-    )
-    sub.add_argument(
-        "--measured", type=Path, action="append", default=[], metavar="RUN_DIR",
-        help="say whether the choice stands by a run that measured it; may be repeated",
-    )  # fmt: skip
-
-
-def _add_measuring(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Commands that start engines."""
-    sub = command(
-        "serve", _serve, "start an engine in the foreground; Ctrl-C or SIGTERM stops it with all its processes"
-    )
-    sub.add_argument("--engine", required=True, metavar="NAME")
-    sub = command("grid", _grid, "write one parameter file for every combination of settings")
-    sub.add_argument(
-        "--set", action="append", required=True, metavar="KEY=A,B", dest="settings",
-        help="a key and its values, e.g. hardware.gpu=A100-80GB-SXM,H200; may be repeated",
-    )  # fmt: skip
-    sub.add_argument("--into", type=Path, required=True, metavar="DIR", help="folder for the files")
-    sub = command(
-        "run", _run, "run the whole book: predict, serve, measure, analyse, report; continues an interrupted run"
-    )
-    sub.add_argument("--only", metavar="STAGE", help="run only this: a notebook (name or number), a sweep, or report")
-    sub.add_argument("--resume", action="store_true", help=argparse.SUPPRESS)  # until 0.1: it is what always happens
-
-
-def _add_stored_runs(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Commands on the folder of a run."""
-    sub = command("post", _post, "write the post for a blog engine: index.md and images/", params=False)
-    sub.add_argument("run", metavar="RUN_DIR", type=Path, help="a run's folder, or its parameter file")
-    sub.add_argument("--front-matter", default="hugo", metavar="ENGINE", help="hugo (default), jekyll, astro or none")
-    sub.add_argument("--out", type=Path, metavar="DIR", help="default: post/ in the run's folder")
-    sub = command("compare", _compare, "put several stored runs on one page; the first is the baseline", params=False)
-    sub.add_argument("run_dirs", metavar="RUN_DIR", type=Path, nargs="+")
-    sub.add_argument("--out", type=Path, metavar="FILE", help="default: compare.html beside the first run's folder")
-    sub = command("pack", _pack, "write a compact copy of a stored run, to keep or publish", params=False)
-    sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
-    sub.add_argument("into", metavar="DIR", type=Path, help="a new folder")
-    sub = command("audit", _audit, "judge the points of a stored run again by today's rules", params=False)
-    sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
-    sub = command("report", _report, "write the page of a stored run again; needs no GPU", params=False)
-    sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
-    sub.add_argument("--again", action="store_true", help="execute the notebooks again first; nothing is measured")
-
-
-def _model_options(sub: argparse.ArgumentParser) -> None:
-    """Here and not beside what answers them: no other command waits for its imports."""
-    sub.add_argument(
-        "models", metavar="MODEL", nargs="+", help="a config.json, a folder that has one, a packaged name or a Hub id"
-    )
-    sub.add_argument("--gpu", metavar="NAME", help="a card of the catalog: its KV pool and concurrency")
-    sub.add_argument("--gpus", type=int, metavar="N", help="how many of them the model is split over (default: 1)")
-    sub.add_argument("--context", type=int, metavar="TOKENS", help="the longest context (default: the model's own)")
-    sub.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    sub.add_argument("--quantization", choices=("fp8", "int8", "int4"), help="applied when the engine loads it")
-    sub.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto")
-    sub.add_argument("--json", action="store_true", help="one object, or a list where several models are given")
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -224,7 +74,7 @@ def _check(options: argparse.Namespace) -> int:
         print(f"servebook: {options.params}: {warning}", file=sys.stderr)
     gpu = hardware.resolve(book.params.hardware)
     for name, engine in book.params.engines.items():
-        # the model can be split over so many GPUs, and the flags are what the predictor knows
+        # raises where the model cannot be split over so many GPUs; notes name flags that are not modelled
         for note in server_limits.server(name, engine, book.shape, gpu).notes:
             print(f"servebook: {options.params}: engines.{name}: {note}", file=sys.stderr)
     engines = ", ".join(book.params.engines)
@@ -251,23 +101,23 @@ def _plan(options: argparse.Namespace) -> int:
         book.gpu,
         budget_minutes=options.budget_minutes,
         budget_cost=options.budget_cost,
-        on_point=_predicting(),
+        on_point=_prediction_progress(),
     )
     print(json.dumps(plan, indent=1) if options.json else planning.plan_text(plan))
     return 0
 
 
-def _predicting() -> Callable[[int, int], None]:
-    """Says every few seconds how far the predictions are, where they take long."""
-    said = time.monotonic()
+def _prediction_progress() -> Callable[[int, int], None]:
+    """A callback that prints the progress of long predictions every few seconds."""
+    printed_at = time.monotonic()
 
-    def say(done: int, of: int) -> None:
-        nonlocal said
-        if time.monotonic() - said > 3.0:
-            said = time.monotonic()
-            _say(f"predicted {done} of {of} points")
+    def show(done: int, total: int) -> None:
+        nonlocal printed_at
+        if time.monotonic() - printed_at > 3.0:
+            printed_at = time.monotonic()
+            _print_progress(f"predicted {done} of {total} points")
 
-    return say
+    return show
 
 
 def _preflight(options: argparse.Namespace) -> int:
@@ -277,7 +127,7 @@ def _preflight(options: argparse.Namespace) -> int:
     from ..run import preflight
     from ..run.book import find_params, outputs_folder
 
-    if options.params:  # not through Book: a model that cannot be had is a finding like the others
+    if options.params:  # not through Book: a model that cannot be loaded is one of the findings
         path = find_params(options.params)
         run = params.load(path)
         checks = preflight.run(run, path.resolve().parent, outputs_folder() / run.run)
@@ -291,7 +141,7 @@ def _predict(options: argparse.Namespace) -> int:
     from . import predict as predict_cli
 
     if options.html:
-        return _published(options)
+        return predict_cli.write_page(options.params, options.calibration, options.html)
     return predict_cli.main(options.params, options.calibration, as_json=options.json)
 
 
@@ -343,13 +193,13 @@ def _serve(options: argparse.Namespace) -> int:
             while engine.alive():
                 engine.wait(1.0)
             raise ServebookError(f"{options.engine} ended by itself", engine.url, engine.log_tail(5))
-    except KeyboardInterrupt:  # how it is meant to end, whoever asks for it
+    except KeyboardInterrupt:  # the normal way to end
         print(f"\n{options.engine} ended", flush=True)
         return 0
 
 
 def _measuring(engine: Any, api_key_env: str | None) -> str:
-    """The command that measures a server, to be pasted."""
+    """The command line that measures a server, for copying."""
     key = ["--api-key-env", api_key_env] if api_key_env else []
     return shlex.join(["servebook", "measure", "--url", engine.url, "--model", engine.model, *key])
 
@@ -359,32 +209,12 @@ def _run(options: argparse.Namespace) -> int:
 
     outcome = pipeline.run(options.params, only=options.only, command=["servebook", *sys.argv[1:]])
     if outcome.report:
-        _name(outcome.report)
+        _print_paths(outcome.report)
     for line in outcome.warnings:
         print(f"servebook: warning: {line}", file=sys.stderr)
     for fault in outcome.faults:
         print(f"servebook: {fault}", file=sys.stderr)
     return EXIT_FAULT if outcome.faults else 0
-
-
-def _published(options: argparse.Namespace) -> int:
-    if not options.calibration:
-        raise ServebookError("a page needs measured points", "--html", "Give them with --calibration CSV")
-    from ..predictor import predict
-    from ..report.published import write_published
-    from ..run.book import Book, find_params
-    from ..run_folder import published
-
-    book, source = Book.open(options.params), find_params(options.calibration)
-    measured, facts = published.read(source)
-    prediction = predict.predict_published(book.params, book.shape, book.gpu, measured, facts)
-    clean = None
-    if any(p.cache_hit_share for p in measured):
-        fresh = [replace(p, cache_hit_share=None) for p in measured]
-        clean = predict.predict_published(book.params, book.shape, book.gpu, fresh, facts)
-    page = write_published(options.html, prediction, measured, book.params, book.gpu, source=source, clean=clean)
-    print(page)
-    return 0
 
 
 def _post(options: argparse.Namespace) -> int:
@@ -397,7 +227,7 @@ def _post(options: argparse.Namespace) -> int:
     post = book.files.notebooks / "08_post.ipynb"
     if not post.exists():
         with single_run(book.dir), orderly_signals():
-            replay_run(book.dir, on_step=_say)
+            replay_run(book.dir, on_step=_print_progress)
     print(export_post(book.dir, post, options.out or book.dir / "post", front_matter=options.front_matter))
     return 0
 
@@ -437,26 +267,46 @@ def _report(options: argparse.Namespace) -> int:
     book = Book.at(options.run_dir)
     with single_run(book.dir), orderly_signals():
         if options.again or not (book.files.notebooks).exists():
-            replay_run(book.dir, on_step=_say)
+            replay_run(book.dir, on_step=_print_progress)
         elif behind := out_of_date(book):
-            _say(f"executing the notebooks again: {behind}")
+            _print_progress(f"executing the notebooks again: {behind}")
             try:
-                replay_run(book.dir, on_step=_say)
-            except ServebookError as error:  # what was executed is a page all the same
-                _say(f"servebook: {error}")
+                replay_run(book.dir, on_step=_print_progress)
+            except ServebookError as error:  # render the notebooks that were executed
+                _print_progress(f"servebook: {error}")
                 for line in book.point_status.unfinished():
-                    _say(f"servebook: {line}")
-        _name(pipeline.report(book, str(book.files.params)))
+                    _print_progress(f"servebook: {line}")
+        _print_paths(pipeline.report(book, str(book.files.params)))
     return 0
 
 
-def _name(report: Path) -> None:
-    """The report and its lab book, a line each."""
+def _print_paths(report: Path) -> None:
+    """Print the paths of the report and its lab book."""
     from ..report.render import written
 
     for path in written(report):
         print(path)
 
 
-def _say(text: str) -> None:
+def _print_progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+CALLS = {
+    "check": _check,
+    "model": _model,
+    "plan": _plan,
+    "preflight": _preflight,
+    "predict": _predict,
+    "score": _score,
+    "capacity": _capacity,
+    "choose": _choose,
+    "serve": _serve,
+    "grid": _grid,
+    "run": _run,
+    "post": _post,
+    "compare": _compare,
+    "pack": _pack,
+    "audit": _audit,
+    "report": _report,
+}

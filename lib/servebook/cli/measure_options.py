@@ -1,4 +1,4 @@
-"""The options of `servebook measure`, each checked for what it may be, and the points that they make."""
+"""The options of `servebook measure`: parsed, validated, and turned into points."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ N = TypeVar("N", int, float)
 
 
 def read(argv: list[str] | None) -> argparse.Namespace:
-    """The options, checked, with what follows from them: specs (a ramp's stages or points of their own), arrivals_s (of
-    a replay) and prefix_tokens.
+    """The checked options, with derived ones: specs (a ramp's stages, or separate points), arrivals_s (of a replay) and
+    prefix_tokens.
 
-    Raises ServebookError for options that do not go together and files that cannot be used; ends the program with
-    status 2 and one line for a value that cannot be.
+    Raises ServebookError for options that exclude each other and for unusable files; exits with status 2 and one line
+    for an invalid value.
     """
     o = _parser().parse_args(argv)
     reject_ignored_options(o)
@@ -36,34 +36,37 @@ def read(argv: list[str] | None) -> argparse.Namespace:
     o.prefix_tokens = round(o.shared_prefix * mean) if isinstance(o.shared_prefix, float) else o.shared_prefix
     clients = [spec.concurrency or 0 for spec in o.specs]
     if o.ramp and (o.replay or len(o.specs) < 2 or clients != sorted(clients)):
-        raise ServebookError("no stages that grow", "--ramp", "Give --concurrency 1,2,4 (ascending) or --rate 1,2,4")
+        raise ServebookError(
+            "the load must grow from stage to stage", "--ramp", "Give --concurrency 1,2,4 (ascending) or --rate 1,2,4"
+        )
     if o.turns > 1 and (o.rate or o.replay):
-        raise ServebookError("a conversation waits for its answers", "--turns", "Use --concurrency, a closed loop")
+        raise ServebookError("conversations need a closed loop", "--turns", "Use --concurrency")
     if len({spec.point for spec in o.specs}) < len(o.specs):
-        raise ServebookError("names a load twice", "--rate" if o.rate else "--concurrency", "Give each once")
+        raise ServebookError("names the same load twice", "--rate" if o.rate else "--concurrency", "Give each once")
     if o.prefix_tokens >= mean:
-        raise ServebookError("leaves no token of a prompt its own", "--shared-prefix", "Give less than the prompt")
+        raise ServebookError("is not shorter than the prompt", "--shared-prefix", "Give fewer tokens")
     return o
 
 
 def reject_ignored_options(o: argparse.Namespace) -> None:
-    """An option that what it is for does not stand beside would be ignored in silence; then what is not given."""
+    """Reject options that have no effect without another one, then fill in defaults."""
     text = o.text or o.chat
-    for option, given, fix, heard in (
+    for option, given, fix, used in (
         ("--arrivals", o.arrivals, "Give --rate, or leave it out", o.rate),
         ("--gamma-shape", o.gamma_shape, "Give --arrivals gamma, or leave it out", o.arrivals == "gamma"),
-        ("--prompt-tokens", o.prompt_tokens, "Leave it out, --lengths tells them", not o.lengths),
-        ("--output-tokens", o.output_tokens, "Leave it out, --lengths tells them", not o.lengths),
-        ("--vocab", o.vocabs, "Leave it out, --text and --chat send words", not text),
+        ("--prompt-tokens", o.prompt_tokens, "Leave it out: --lengths gives the lengths", not o.lengths),
+        ("--output-tokens", o.output_tokens, "Leave it out: --lengths gives the lengths", not o.lengths),
+        ("--vocab", o.vocabs, "Leave it out: --text and --chat send words", not text),
     ):
-        if given and not heard:
+        if given and not used:
             raise ServebookError("would be ignored", option, fix)
     o.arrivals, o.gamma_shape, o.vocabs = o.arrivals or "poisson", o.gamma_shape or 1.0, o.vocabs or VOCABS
     o.prompt_tokens, o.output_tokens = o.prompt_tokens or 512, o.output_tokens or 128
 
 
 def rule_of(o: argparse.Namespace, spec: PointSpec) -> Rule:
-    """Whole rounds of the clients, so that completions over seconds is their rate; of a replay all of it."""
+    """When a point ends: after whole rounds of the clients, so that completions / seconds is their rate; a replay ends
+    with its last arrival."""
     c, arrivals = spec.concurrency or 1, len(o.arrivals_s)
     n = -(-(o.requests or arrivals or 100) // c) * c
     warmup = (min(10, arrivals // 10) if arrivals else 10) if o.warmup is None else o.warmup
@@ -73,11 +76,11 @@ def rule_of(o: argparse.Namespace, spec: PointSpec) -> Rule:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; --help tells more\n")  # the usage is a page
+        self.exit(2, f"{self.prog}: {message}; see --help\n")  # the usage is a page
 
 
 def _parser() -> argparse.ArgumentParser:
-    p = _Parser(prog="servebook measure", description="Load any OpenAI-compatible server, measure it.")
+    p = _Parser(prog="servebook measure", description="Load any OpenAI-compatible server and measure it.")
     p.add_argument(
         "--url", type=_text, required=True, help="the server, e.g. http://127.0.0.1:8000 (with or without /v1)"
     )
@@ -116,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_prompts(p: argparse.ArgumentParser) -> None:
-    """What a request asks for."""
+    """Options of what a request contains."""
     p.add_argument("--prompt-tokens", type=_length, help=f"prompt length: {lengths.SYNTAX}; default: 512")
     p.add_argument("--output-tokens", type=_length, help="output length, written like --prompt-tokens; default: 128")
     p.add_argument(
@@ -134,12 +137,13 @@ def _add_prompts(p: argparse.ArgumentParser) -> None:
     p.add_argument("--chat", action="store_true", help="use the chat endpoint (text)")
     p.add_argument(
         "--count-tokens", choices=("usage", "events", "asked"), default="usage",
-        help="of a server that tells no usage: count events, or take the length asked for; the point is suspect",
+        help="for a server that reports no usage: events (count token events) or asked (assume the "
+        "requested length); the point is then suspect",
     )  # fmt: skip
 
 
 def _add_rules(p: argparse.ArgumentParser) -> None:
-    """How long a point takes, and where its prompts come from."""
+    """Options of a point's length and of its prompts."""
     tried = ", ".join(f"{v.start}:{v.stop}" for v in VOCABS)
     p.add_argument(
         "--requests", type=_count, help="requests to measure after the warm-up; default: 100, or all of --replay"
@@ -168,7 +172,7 @@ def _add_rules(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument(
         "--vocab", dest="vocabs", type=_range, metavar="LOW:HIGH",
-        help=f"range of token ids for prompts, without HIGH; default: the first of {tried} that the server accepts",
+        help=f"range of token ids for prompts, HIGH excluded; default: the first of {tried} that the server accepts",
     )  # fmt: skip
     p.add_argument("--no-batching", action="store_true", help="the server decodes one request at a time")
     p.add_argument(
@@ -179,21 +183,21 @@ def _add_rules(p: argparse.ArgumentParser) -> None:
         type=_prefix,
         default=0,
         metavar="N|P%",
-        help="number or percentage of leading tokens that all prompts share",
+        help="number or percentage of leading tokens shared by all prompts",
     )
 
 
 def _add_sampling_and_limits(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--temperature", type=_not_negative, default=0.0)
+    p.add_argument("--temperature", type=_not_negative, default=0.0, help="sampling temperature; default: 0 (greedy)")
     p.add_argument(
         "--top-p", type=_share, help="top-p of every request; --top-p or --top-k makes vLLM use its fused sampler"
     )
-    p.add_argument("--top-k", type=_count)
+    p.add_argument("--top-k", type=_count, help="top-k of every request")
     p.add_argument(
         "--slo-ttft", type=_positive, metavar="S", help="limit on TTFT; goodput counts requests within all limits"
     )
-    p.add_argument("--slo-tpot", type=_positive, metavar="S")
-    p.add_argument("--slo-e2e", type=_positive, metavar="S")
+    p.add_argument("--slo-tpot", type=_positive, metavar="S", help="limit on TPOT")
+    p.add_argument("--slo-e2e", type=_positive, metavar="S", help="limit on the end-to-end latency")
 
 
 def _specs(o: argparse.Namespace) -> list[PointSpec]:
@@ -215,9 +219,9 @@ def _number(text: str, kind: type[N], what: str, fits: Callable[[float], bool]) 
     try:
         value: N = kind(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no {what}") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a {what}") from None
     if not (abs(value) < math.inf and fits(value)):  # math.isfinite raises for an int of 400 digits
-        raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a {what}")
     return value
 
 
@@ -274,19 +278,19 @@ def _rates(text: str) -> list[float]:
 def _range(text: str) -> list[range]:
     low, _, high = text.partition(":")
     if not (low.isdigit() and high.isdigit() and int(low) < int(high)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no range such as 256:8000")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range such as 256:8000")
     return [range(int(low), int(high))]
 
 
 def _arrivals(path: Path) -> list[float]:
-    """Arrival times in seconds from the first one on, in order."""
+    """Arrival times in ascending order, in seconds after the first."""
     try:
         times = sorted(float(line) for line in path.read_text().split())
     except (OSError, UnicodeDecodeError) as error:
         raise ServebookError(f"cannot read: {getattr(error, 'strerror', None) or error}", str(path)) from None
     except ValueError as error:
-        raise ServebookError(f"not a list of seconds ({error})", str(path), "One arrival time a line") from None
+        raise ServebookError(f"not a list of seconds ({error})", str(path), "Write one arrival time per line") from None
     if not times or not all(map(math.isfinite, times)):
-        fault = "holds a time that is no number" if times else "holds no arrival"
-        raise ServebookError(fault, str(path), "One arrival time a line, in seconds")
+        fault = "contains a time that is not a number" if times else "contains no arrival"
+        raise ServebookError(fault, str(path), "Write one arrival time per line, in seconds")
     return [t - times[0] for t in times]

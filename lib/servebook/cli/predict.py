@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ..charts import words
+from ..common.errors import ServebookError
 from ..common.measured_point import MeasuredPoint, Metric
 from ..common.predicted_point import PredictedPoint, PredictedValue, holds, interval
 from ..predictor import predict
@@ -112,3 +115,21 @@ def _compared(metric: Metric, said: PredictedValue, seen: MeasuredPoint | None) 
         return f"{words.number(value * scale):>14}{'–':>10}{'':>8} "
     mark = " " if holds(said, found) else "*"
     return f"{words.number(value * scale):>14}{words.number(found * scale):>10}{value / found - 1:>+8.1%}{mark}"
+
+
+def write_page(params_path: str, calibration: str | None, out: Path) -> int:
+    """Predict the measured points of a CSV, calibrated on those at C = 1; write them and their scores as a page."""
+    if not calibration:
+        raise ServebookError("a page needs measured points", "--html", "Give them with --calibration CSV")
+    from ..report.published import write_published
+
+    book, source = Book.open(params_path), find_params(calibration)
+    measured, facts = published.read(source)
+    prediction = predict.predict_published(book.params, book.shape, book.gpu, measured, facts)
+    clean = None
+    if any(p.cache_hit_share for p in measured):
+        fresh = [replace(p, cache_hit_share=None) for p in measured]
+        clean = predict.predict_published(book.params, book.shape, book.gpu, fresh, facts)
+    page = write_published(out, prediction, measured, book.params, book.gpu, source=source, clean=clean)
+    print(page)
+    return 0
