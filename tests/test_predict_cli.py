@@ -220,3 +220,13 @@ def test_capacity_says_why_an_open_loop_carries_more():
     assert "arrivals of an open loop are spread" not in capacity_cli.text(
         [{**row, "by_rate": {**rate, "output_tok_per_s": 200.0}}], 512, 128, run, False
     )
+
+
+@pytest.mark.parametrize("command", ["check", "plan"])
+def test_a_command_that_prints_imports_nothing_that_takes_seconds(command: str) -> None:
+    code = (
+        f"import sys; from servebook.cli import main; status = main([{command!r}, 'params/demo.yaml']); "
+        "print(sorted({'pandas', 'matplotlib', 'aiohttp', 'torch', 'transformers', 'vllm'} & set(sys.modules)), status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[] 0", done.stdout + done.stderr

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 from raw_server import Exchange, RawServer, event, sse
-from servebook.common.errors import ServebookError
+from servebook.common.errors import ServebookError, ServerBusy
 from servebook.common.measured_point import MeasuredPoint
 from servebook.config.params import Load, Slo
 from servebook.config.points import PointSpec
-from servebook.load import metrics, probe
+from servebook.load import metrics
 from servebook.load.client import Client
 from servebook.load.point import measure_point_sync
 from servebook.load.window import Rule
@@ -75,7 +75,7 @@ def test_a_busy_server_is_not_waited_for_longer_than_the_point_may_take() -> Non
     async def post(x: Exchange) -> None:
         x.whole("429 Too Many Requests", {"error": {"message": "Rate limit reached"}}, "Retry-After: 3600")
 
-    with RawServer(post).running() as server, pytest.raises(probe.Busy, match="Rate limit reached"):
+    with RawServer(post).running() as server, pytest.raises(ServerBusy, match="Rate limit reached"):
         measure(server)
     assert server.count("POST") == 1
 

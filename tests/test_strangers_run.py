@@ -9,11 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from servebook.common.errors import ServebookError
+from servebook.common.errors import ServebookError, ServerBusy
 from servebook.common.files import ROOT
 from servebook.common.measured_point import MeasuredPoint
 from servebook.config.points import PointSpec
-from servebook.load import probe
 from servebook.report import notes
 from servebook.run import measuring, notebook_execution, pipeline
 from servebook.run.book import Book
@@ -53,7 +52,7 @@ def test_a_point_of_no_request_is_not_done(book: Book, monkeypatch: pytest.Monke
 
 def test_a_busy_server_costs_its_points_and_not_the_notebook(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
     def busy(spec: PointSpec) -> MeasuredPoint:
-        raise probe.Busy("the server is busy (HTTP 429)", "http://h", "Try again later")
+        raise ServerBusy("the server is busy (HTTP 429)", "http://h", "Try again later")
 
     specs = measured_with(book, monkeypatch, busy)
     assert book.point_status.todo(specs) == specs and "HTTP 429" in book.point_status.faults("vllm", "short_prompts")[0]

@@ -1,4 +1,4 @@
-"""The one error a user is meant to see: what is wrong, where, and what to do, on one line."""
+"""The one kind of error a user is meant to see: what is wrong, where, and what to do, on one line."""
 
 
 class ServebookError(Exception):
@@ -18,3 +18,7 @@ class ServebookError(Exception):
     def _render_traceback_(self) -> list[str]:
         """What a notebook's cell shows: the line as well, and no traceback (IPython asks for it by this name)."""
         return [f"{type(self).__name__}: {self.line()}"]
+
+
+class ServerBusy(ServebookError):
+    """The server had no room for one request for as long as it was waited for."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from ..common.measured_point import MeasuredPoint
 from ..common.predicted_point import PredictedPoint
@@ -15,6 +13,9 @@ from ..hardware.catalog import Gpu
 from ..model.reader import ModelShape
 from . import roofline
 from .parallel import Layout
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 STAGE = "closed-form"  # scored as a stage of its own: what predicting without a scheduler comes to
 
@@ -29,6 +30,8 @@ def workloads(params: RunParams) -> list[tuple[int, int]]:
 
 def shape_table(shape: ModelShape) -> pd.DataFrame:
     """The numbers of config.json that decide speed, and the bytes and FLOPs that follow from them alone."""
+    import pandas as pd
+
     rows: list[tuple[str, Any, str, str]] = [
         ("layers × hidden", f"{shape.layers} × {shape.hidden:,}", "", "config.json"),
         (
@@ -61,6 +64,8 @@ def shape_table(shape: ModelShape) -> pd.DataFrame:
 
 def step_table(shape: ModelShape, gpu: Gpu, params: RunParams) -> pd.DataFrame:
     """Per workload: prefill FLOPs, bytes of a decode step, and the lower bounds of TTFT and TPOT at datasheet rates."""
+    import pandas as pd
+
     flops_per_s, bytes_per_s = gpu.flops_per_s(params.model.dtype), gpu.bytes_per_s
     rows = []
     for prompt, output in workloads(params):
@@ -86,6 +91,8 @@ def step_table(shape: ModelShape, gpu: Gpu, params: RunParams) -> pd.DataFrame:
 def pool_table(shape: ModelShape, gpu: Gpu, params: RunParams) -> pd.DataFrame:
     """KV pool of each batching engine, of one replica where there are several: GiB a GPU, tokens, and how many
     sequences of each workload fit it at once."""
+    import pandas as pd
+
     rows = []
     for name, engine in params.engines.items():
         if not isinstance(engine, BatchingEngine):
@@ -114,6 +121,8 @@ def pool_table(shape: ModelShape, gpu: Gpu, params: RunParams) -> pd.DataFrame:
 
 def inconsistency_table() -> pd.DataFrame:
     """Where a post disagrees with itself: both values, the one used here, and why."""
+    import pandas as pd
+
     return pd.DataFrame([vars(i) for i in roofline.post_inconsistencies()])
 
 
@@ -124,6 +133,8 @@ def effective_rates(
 
     kinds: engine name → kind; the naive server is charged with moving its KV cache three times.
     """
+    import pandas as pd
+
     rows = []
     for p in points:
         if p.concurrency != 1 or not p.ttft_mean_s or not p.tpot_mean_s:
@@ -197,6 +208,8 @@ def token_budget(engine: Engine, facts: Mapping[str, Any]) -> int:
 
 def saturation_variants(shape: ModelShape, gpu: Gpu, prompt_tokens: int, output_tokens: int) -> pd.DataFrame:
     """The write-up's curve with KV bytes at the prompt's length and at the live context: K, half, ceiling."""
+    import pandas as pd
+
     contexts = {
         "prompt only": prompt_tokens,
         "live context": roofline.live_context_tokens(prompt_tokens, output_tokens),

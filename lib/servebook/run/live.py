@@ -13,7 +13,6 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from ..config.points import PointSpec
-from . import live_view
 from .live_state import EVERY_S, Follower, State
 from .working_run import WorkingRun
 
@@ -79,6 +78,8 @@ class _View:
                 self._handle.update(self._bundle(), raw=True)
 
     def _bundle(self) -> dict[str, str]:
+        from . import live_view  # brings matplotlib, which only JupyterLab needs
+
         return live_view.progress(self.follower, self.follower.look(), self._lines[-3:]).bundle()
 
 

@@ -11,11 +11,10 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from ..common.errors import ServebookError
+from ..common.errors import ServebookError, ServerBusy
 from ..common.measured_point import MeasuredPoint
 from ..config.engines import OpenAIEngine
 from ..config.points import PointSpec
-from ..load.probe import Busy
 from ..run_folder import results
 from ..run_folder.lock_and_signals import single_sweep
 from ..run_folder.sessions import LOST, MEASURING
@@ -100,7 +99,7 @@ class _Measuring:
             began = time.monotonic()
             try:
                 point = self._load(spec, server, left_s, name)
-            except Busy as error:
+            except ServerBusy as error:
                 raise Unanswered(f"answered nothing: {error}") from None
             except ServebookError:
                 if why := server.fault(self._answer_deadline_s):

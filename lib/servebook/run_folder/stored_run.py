@@ -17,7 +17,7 @@ from ..config import params, points
 from ..config.points import PointSpec
 from ..hardware import catalog as hardware
 from ..predictor import closed_forms, roofline
-from ..scoring import analysis, peers, standing
+from ..scoring import peers, standing
 from . import results
 from .layout import RunFiles
 from .point_status import PointStatus
@@ -233,6 +233,8 @@ class StoredRun:
 
     def cost(self) -> dict[str, float]:
         """What the run took so far, by what the time went into, and what that cost (see analysis.run_cost)."""
+        from ..scoring import analysis
+
         spent = self.sessions.spent() or analysis.spent_on(self.stored_points(), self.all_facts())
         return analysis.run_cost(self.provenance()["sessions"], spent, self.params.hardware.price_per_hour)
 
