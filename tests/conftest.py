@@ -16,12 +16,7 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of slow.txt as slow. Files that start engines or browsers come first, all in one process.
 
-<<<<<<< HEAD
-    `make test` runs two processes. Two engines side by side would share a GPU, and what takes longest has to begin
-    first.
-=======
     `make test` runs two processes: two engines side by side would share a GPU, and the longest has to begin first.
->>>>>>> 40bd226 (Commands that only print import neither pandas nor matplotlib: check takes 1.0 instead of 4.0 s of CPU)
     """
     listed = slow.names()
     machines = {i.path for i in items if i.get_closest_marker("engine") or i.get_closest_marker("browser")}
