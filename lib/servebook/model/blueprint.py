@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from .config_classes import configuration, find, mappings, module_of
+from .config_classes import configuration, find, home_of, mappings, module_of
 from .source_files import KNOWN, defined, home
 from .stand_ins import Module, NotKnown, NotReadable
 
@@ -49,7 +49,7 @@ def known(model_type: str) -> bool:
 def type_of(given: dict[str, Any]) -> str | None:
     """The model_type of an architecture that transformers has under another name; None where it has it not."""
     own = next(iter(given.get("architectures") or []), None)
-    return next((kind for kind, name in mappings().get(CAUSAL, {}).items() if name == own), None)
+    return next((kind for kind, name in mappings().get(CAUSAL, {}).items() if name == own and known(kind)), None)
 
 
 def class_name(given: dict[str, Any]) -> tuple[str, str]:
@@ -64,7 +64,7 @@ def class_name(given: dict[str, Any]) -> tuple[str, str]:
             name = name or mappings().get(table, {}).get(kind)
     if not name:
         raise NotKnown(f"transformers has no language model of type {kind!r}")
-    return module_of(kind), name
+    return home_of(name, kind), name
 
 
 def model(given: dict[str, Any]) -> tuple[Any, Module]:

@@ -46,8 +46,12 @@ class PreTrainedConfig:
     num_labels = 2
     rope_parameters: Any = None
     per_layer_config = None
+    dtype = None
+    chunk_size_feed_forward = 0
+    output_attentions = output_hidden_states = False
 
     def __init_subclass__(cls, **_: Any) -> None:
+        cls.__dataclass_fields__ = _fields(cls)  # type: ignore[attr-defined]
         if "__init__" in cls.__dict__:
             return
 
@@ -90,7 +94,7 @@ class PreTrainedConfig:
     def standardize_rope_params(self) -> None:
         return None
 
-    validate_rope = standardize_rope_params
+    validate_rope = validate_layer_type = standardize_rope_params
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(type(self).attribute_map.get(name, name), value)
@@ -192,6 +196,18 @@ def find(module: str, kind: str, name: str) -> Any:
                 return found
             raise NotReadable(str(found))
     raise NotReadable(f"{name} is not in {folder.name}")
+
+
+def home_of(name: str, kind: str) -> str:
+    """The module of a model class: its model_type's, or another's whose class it shares."""
+    own = module_of(kind)
+    if any(name in defined(f) for f in (home() / "models" / own).glob("modeling_*.py")):
+        return own
+    others = (k for table in mappings().values() for k, v in table.items() if v == name and k != kind)
+    for other in map(module_of, others):
+        if any(name in defined(f) for f in (home() / "models" / other).glob("modeling_*.py")):
+            return other
+    return own
 
 
 class _ConfigMapping:

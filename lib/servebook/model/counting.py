@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..common.errors import ServebookError
-from .layers import attention, context_tokens, layer_count
+from .layers import attention, context_note, context_tokens, layer_count
 from .quantization import Quantization
 from .shape import DTYPE_BYTES, Experts, Matrices, ModelShape
 from .tree import Tree, Weight
@@ -37,7 +37,7 @@ def shape_of(
         Matrices(part=p, split=s, multiplies=m, parameters=n, stored_bytes=b, quantized_inputs=q)
         for (p, s, m), (n, b, q) in sums.items()
     )
-    kinds = attention(tree, decoder, element_bytes, kv_bytes, where)
+    kinds = attention(tree, decoder, element_bytes, kv_bytes)
     first = next((a for a in kinds if a.kind not in ("state", "indexer")), None)
     layers = layer_count(tree, decoder)
     if not layers:
@@ -53,7 +53,7 @@ def shape_of(
         intermediate=_intermediate(tree, decoder, experts),
         vocab=_embedding(tree, decoder).shape[0],
         tied_embeddings=tree.tied,
-        max_context_tokens=context_tokens(tree, where),
+        max_context_tokens=context_tokens(tree),
         matrices=matrices,
         attention=kinds,
         experts=experts,
@@ -62,7 +62,7 @@ def shape_of(
         weight_bits=quantization.weight_bits if quantization.method != "none" else element_bytes * 8,
         kv_bytes_per_element=kv_bytes,
         tower_bytes_beside=beside * element_bytes,
-        notes=(*tree.notes, *_notes(matrices, beside)),
+        notes=(*tree.notes, *_notes(matrices, beside), *context_note(tree)),
     )
 
 
@@ -125,7 +125,9 @@ def _intermediate(tree: Tree, decoder: str, experts: Experts | None) -> int:
         if w.name.startswith(f"{decoder}.") and w.kind in ("linear", "transposed")
         and w.name.rpartition(".")[2] in ("down_proj", "c_proj", "w2", "fc2") and "attn" not in w.name
     ]  # fmt: skip
-    return max(widths, default=experts.intermediate if experts else int(tree.text.get("intermediate_size") or 1))
+    given = tree.text.get("intermediate_size")
+    given = max((g for g in given if isinstance(g, int)), default=1) if isinstance(given, list) else int(given or 1)
+    return max(widths, default=experts.intermediate if experts else given)
 
 
 def _part(w: Weight, decoder: str) -> tuple[str, str]:

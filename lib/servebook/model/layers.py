@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..common.errors import ServebookError
 from .tree import Tree
 
 INDEXER_BYTES = 4 / 128  # the indexer's keys are fp8 with an fp32 scale of 128
@@ -77,12 +76,11 @@ def causal_pairs(start: int, tokens: int, limit: int | None) -> int:
     return causal_pairs(start, below, None) + (tokens - below) * limit
 
 
-def attention(tree: Tree, decoder: str, element_bytes: int, kv_bytes: float, where: str) -> tuple[AttentionLayers, ...]:
-    """The kinds of layers of a decoder, in the order in which they first come. Raises ServebookError for a layer that
-    attends in a way that is not known here."""
+def attention(tree: Tree, decoder: str, element_bytes: int, kv_bytes: float) -> tuple[AttentionLayers, ...]:
+    """The kinds of layers of a decoder, in the order in which they first come."""
     found: Counter[AttentionLayers] = Counter()
     for index, weights in sorted(_by_layer(tree, decoder).items()):
-        for one in _layer(index, weights, tree.text, element_bytes, kv_bytes, where):
+        for one in _layer(index, weights, tree.text, element_bytes, kv_bytes):
             found[one] += 1
     shared = _number(tree.text, "num_kv_shared_layers")
     if shared and not any("k_proj" in n for n in _by_layer(tree, decoder).get(_last(tree, decoder), {})):
@@ -123,7 +121,6 @@ def _number(text: Mapping[str, Any], *keys: str) -> int:
 
 def _layer(
     index: int, weights: Mapping[str, tuple[int, ...]], text: Mapping[str, Any], element_bytes: int, kv_bytes: float,
-    where: str,
 ) -> list[AttentionLayers]:  # fmt: skip
     kinds = text.get("layer_types")
     kind = str(kinds[index]) if isinstance(kinds, list) and index < len(kinds) else ""
@@ -263,18 +260,31 @@ def _state(
     return AttentionLayers(kind="state", layers=1, state_bytes=size, state_flops=6 * recurrent)
 
 
-def context_tokens(tree: Tree, where: str) -> int:
-    """The longest context, as vLLM derives it: positions, stretched by those kinds of RoPE scaling that its
-    configuration leaves to the server; LongRoPE's short one. Raises ServebookError where nothing says it."""
-    text = tree.text
+ASSUMED_CONTEXT = 2048  # vLLM's, of a model that names none
+
+
+def _contexts(tree: Tree) -> list[int]:
     keys = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length",
             "max_target_positions", "max_sequence_length", "max_seq_length", "seq_len")  # fmt: skip
-    given = [
-        text[k] for k in keys if isinstance(text.get(k), int) and not isinstance(text.get(k), bool) and text[k] > 0
-    ]
+    values = [tree.text.get(k) for k in keys]
+    return [v for v in values if isinstance(v, int) and not isinstance(v, bool) and v > 0]
+
+
+def context_note(tree: Tree) -> tuple[str, ...]:
+    """What a reader must know of a context that no key gives."""
+    if _contexts(tree):
+        return ()
+    return (f"no longest context is given: {ASSUMED_CONTEXT:,} tokens are assumed, as vLLM does (max_model_len)",)
+
+
+def context_tokens(tree: Tree) -> int:
+    """The longest context, as vLLM derives it: positions, stretched by those kinds of RoPE scaling that its
+    configuration leaves to the server; LongRoPE's short one; 2,048 where nothing says it."""
+    text = tree.text
+    given = _contexts(tree)
     if not given:
-        raise ServebookError("no longest context is given", where, "Add max_position_embeddings")
-    longest = float(min(given))
+        return ASSUMED_CONTEXT
+    longest = float(_number(text, "model_max_length") or min(given))
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     parts = [p for p in rope.values() if isinstance(p, Mapping)] or [rope]
     kinds = [str(p.get("rope_type") or p.get("type") or "default") for p in parts]

@@ -54,11 +54,22 @@ class Source:
         self.path = path
         self.names: dict[str, Any] = {"__name__": path.stem, "__builtins__": BUILTINS}
         tree = ast.fix_missing_locations(_Plain().visit(ast.parse(path.read_text(encoding="utf-8"))))
-        for node in tree.body:
+        self._walk(tree.body)
+
+    def _walk(self, body: list[ast.stmt]) -> None:
+        for node in body:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 self._import(node)
+            elif isinstance(node, ast.If):
+                self._walk(node.body if self._holds(node.test) else node.orelse)
             elif not _docstring(node):
                 self._run(node)
+
+    def _holds(self, test: ast.expr) -> bool:
+        try:
+            return bool(eval(compile(ast.Expression(test), str(self.path), "eval"), self.names))
+        except Exception:
+            return False
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         for alias in node.names:

@@ -72,7 +72,13 @@ class Unknown:
         return self
 
     __ror__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __or__
-    __pow__ = __rpow__ = __floordiv__ = __rfloordiv__ = __mod__ = __and__ = __neg__ = __or__
+    __pow__ = __rpow__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __and__ = __matmul__ = __or__
+    __lt__ = __le__ = __gt__ = __ge__ = __or__
+
+    def __neg__(self) -> Unknown:
+        return self
+
+    __pos__ = __abs__ = __invert__ = __neg__
 
 
 def as_shape(args: tuple[Any, ...]) -> tuple[int, ...]:
@@ -95,13 +101,18 @@ class Tensor:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = _same
     __rpow__ = __neg__ = __lt__ = __gt__ = to = float = clone = contiguous = log = exp = clamp = uniform_ = _same
     fill_ = copy_ = normal_ = zero_ = bfloat16 = half = detach = requires_grad_ = masked_fill = sqrt = _same
+    __le__ = __ge__ = __floordiv__ = __rfloordiv__ = __mod__ = __abs__ = __invert__ = __and__ = __or__ = _same
+    expm1 = abs = ceil = floor = round = type = cpu = cuda = int = long = bool = _same
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        return None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         return Unknown(f"tensor.{name}")
 
-    def __getitem__(self, key: Any) -> Tensor:
+    def __getitem__(self, key: Any) -> Any:
         keys = key if isinstance(key, tuple) else (key,)
         out: list[int] = []
         rest = list(self.shape)
@@ -113,7 +124,7 @@ class Tensor:
             elif isinstance(k, int):
                 rest.pop(0)
             else:
-                raise NotReadable("an index of a tensor")
+                return Unknown("an index of a tensor")  # a buffer's, perhaps: a parameter of it is not readable
         return Tensor((*out, *rest))
 
     def size(self, dim: int | None = None) -> Any:
@@ -182,16 +193,20 @@ class Module:
             if isinstance(value, Module):
                 yield name, value
 
-    def own(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+    def own(self) -> Iterator[tuple[str, Parameter]]:
         for name, value in vars(self).items():
             if isinstance(value, Parameter):
-                yield name, value.shape
+                yield name, value
 
-    def modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """(name, module) of the whole tree, itself first."""
+    def modules(self, prefix: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Module]]:
+        """(name, module) of the whole tree, itself first, each module once."""
+        seen = set() if seen is None else seen
+        if id(self) in seen:
+            return
+        seen.add(id(self))
         yield prefix, self
         for name, child in self.children():
-            yield from child.modules(f"{prefix}.{name}" if prefix else name)
+            yield from child.modules(f"{prefix}.{name}" if prefix else name, seen)
 
     @classmethod
     def _from_config(cls, config: Any, **_: Any) -> Module:

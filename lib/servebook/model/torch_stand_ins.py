@@ -120,6 +120,14 @@ def _new(*args: Any, **kwargs: Any) -> Any:
         return Unknown(str(e))  # a buffer's, perhaps: a parameter of it is not readable
 
 
+def _normal(*_: Any, size: Any = None, **__: Any) -> Any:
+    return Unknown("normal") if size is None else _new(size=size)
+
+
+def _linspace(start: Any, end: Any, steps: Any, *_: Any, **__: Any) -> Any:
+    return _new(steps)
+
+
 def _full(size: Any, *_: Any, **__: Any) -> Tensor:
     return Tensor(as_shape((size,) if isinstance(size, int) else tuple(size)))
 
@@ -155,26 +163,41 @@ vars(NN).update(
 TORCH = _Namespace(
     nn=NN, empty=_new, zeros=_new, ones=_new, randn=_new, rand=_new, full=_full, arange=_arange, tensor=_tensor,
     log=_like, exp=_like, sqrt=_like, zeros_like=_like, ones_like=_like, empty_like=_like, Tensor=Tensor,
-    clamp=_like, abs=_like, inf=math.inf, pi=math.pi,
+    clamp=_like, abs=_like, expm1=_like, normal=_normal, linspace=_linspace, inf=math.inf, pi=math.pi,
 )  # fmt: skip
 
 
-class _Activations:
-    """ACT2FN: any key, a module without parameters."""
+class _Xielu(Module):
+    """The activation that has parameters."""
 
-    def __getitem__(self, key: Any) -> Module:
-        return Module()
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.alpha_p, self.alpha_n = _filled((1,)), _filled((1,))
 
-    def get(self, key: Any, default: Any = None) -> Module:
-        return Module()
+
+class _Classes:
+    """ACT2CLS: any key, the class of a module."""
+
+    def __getitem__(self, key: Any) -> type[Module]:
+        return _Xielu if key == "xielu" else Module
+
+    def get(self, key: Any, default: Any = None) -> type[Module]:
+        return self[key]
 
     def keys(self) -> list[str]:
         return []
 
 
+class _Activations(_Classes):
+    """ACT2FN: any key, a module."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(key)()
+
+
 _NAMED = {
     "PreTrainedModel": PreTrainedModel, "GradientCheckpointingLayer": Module, "Conv1D": Conv1D,
-    "ACT2FN": _Activations(), "ACT2CLS": _Activations(), "GenerationMixin": Unknown("GenerationMixin"),
+    "ACT2FN": _Activations(), "ACT2CLS": _Classes(), "GenerationMixin": Unknown("GenerationMixin"),
+    "is_torch_available": lambda: True,
 }  # fmt: skip
 
 

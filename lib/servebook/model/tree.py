@@ -15,7 +15,7 @@ from typing import Any
 
 from ..common.errors import ServebookError
 from . import blueprint
-from .stand_ins import Module, NotKnown, NotReadable
+from .stand_ins import Module, NotKnown, NotReadable, PreTrainedModel
 from .torch_stand_ins import Conv1D, Embedding, Linear
 
 # keys of a config.json that no weight follows from
@@ -138,21 +138,22 @@ def read_blueprint(config: dict[str, Any]) -> Tree:
     """From the constructors of the model's code. Raises NotReadable."""
     made, model = blueprint.model(config)
     tied = bool(getattr(model.config, "tie_word_embeddings", None) or getattr(made, "tie_word_embeddings", False))
-    dropped = _tied_names(model) if tied else set()
-    weights = _weights(model, dropped)
+    weights = _weights(model, _tied_names(model, tied))
     text = made.get_text_config()
     beside = _beside(config, made, model)
     return Tree(weights, _plain(text), _plain(made), tied, beside=beside)
 
 
 def _weights(model: Module, dropped: set[str]) -> tuple[Weight, ...]:
-    """Every parameter but those that are another's."""
-    return tuple(
-        Weight(name, _kind(module, parameter, shape), shape, parameter)
-        for name, module in model.modules()
-        for parameter, shape in module.own()
-        if f"{name}.{parameter}" not in dropped
-    )
+    """Every parameter once, and none that is another's."""
+    seen: set[int] = set()
+    found = []
+    for name, module in model.modules():
+        for parameter, value in module.own():
+            if id(value) not in seen and f"{name}.{parameter}" not in dropped:
+                seen.add(id(value))
+                found.append(Weight(name, _kind(module, parameter, value.shape), value.shape, parameter))
+    return tuple(found)
 
 
 def _beside(config: dict[str, Any], made: Any, model: Module) -> tuple[Weight, ...]:
@@ -162,15 +163,26 @@ def _beside(config: dict[str, Any], made: Any, model: Module) -> tuple[Weight, .
     towers = re.compile(r"vision|visual|audio|projector|image")
     found = []
     for name, module in whole.modules():
-        found += [Weight(name, "other", s, p) for p, s in module.own() if towers.search(name)]
+        found += [Weight(name, "other", v.shape, p) for p, v in module.own() if towers.search(name)]
     return tuple(found)
 
 
-def _tied_names(model: Module) -> set[str]:
-    """Names of parameters that are another's when embeddings are tied."""
-    keys = getattr(type(model), "_tied_weights_keys", None)
-    names = set(keys) if isinstance(keys, dict | list) else set()
-    return {n for n in names if not any(c in n for c in "*^$\\")}
+def _tied_names(model: Module, tied: bool) -> set[str]:
+    """Names of parameters that are another's, by every model within the model, as transformers ties them: a key of its
+    list is a name, a module's name or an expression, from the start of a parameter's name."""
+    out: set[str] = set()
+    for prefix, module in model.modules():
+        keys = getattr(module, "_tied_weights_keys", None) if isinstance(module, PreTrainedModel) else None
+        own = tied if module is model else bool(getattr(module.config, "tie_word_embeddings", False)) if keys else False
+        if not own or not isinstance(keys, dict | list):
+            continue
+        start = f"{prefix}." if prefix else ""
+        if all(re.fullmatch(r"[\w.]+", k) and k.endswith(("weight", "bias")) for k in keys):
+            out |= {start + k for k in keys}
+            continue
+        names = [f"{n}.{p}" if n else p for n, m in module.modules() for p, _ in m.own()]
+        out |= {start + n for n in names if any(re.match(k, n) for k in keys)}
+    return out
 
 
 def _kind(module: Module, parameter: str, shape: tuple[int, ...]) -> str:
