@@ -7,12 +7,13 @@ device (see meta), which takes seconds to import. Tests hold the two against eac
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from typing import Any
 
 from .config_classes import configuration, find, home_of, mappings, module_of
 from .source_files import KNOWN, defined, home
-from .stand_ins import Module, NotKnown, NotReadable
+from .stand_ins import Module, NeedsLibrary, NotKnown, NotReadable
 
 
 class _AutoModel:
@@ -24,6 +25,8 @@ class _AutoModel:
     def from_config(self, config: Any, **_: Any) -> Any:
         for table in self.tables:
             name = mappings().get(table, {}).get(config.model_type)
+            if name and name.startswith("Timm") and importlib.util.find_spec("timm") is None:
+                raise NeedsLibrary("timm is not installed")
             if name:
                 return find(module_of(config.model_type), "modeling", name)(config)
         raise NotReadable(f"no model class for {config.model_type}")

@@ -67,6 +67,9 @@ class PreTrainedConfig:
         for name, default in _fields(type(self)).items():
             setattr(self, name, rest.pop(name) if name in rest else default())
         self.__post_init__(**rest)
+        kinds, layers = getattr(self, "layer_types", None), getattr(self, "num_hidden_layers", None)
+        if isinstance(kinds, list | tuple) and isinstance(layers, int) and layers != len(kinds):
+            raise ValueError(f"num_hidden_layers is {layers}, but layer_types has {len(kinds)} entries")
 
     def __post_init__(self, **rest: Any) -> None:
         rest = self.convert_rope_params_to_dict(**rest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from ..common.errors import ServebookError
 from .layers import attention, context_note, context_tokens, layer_count
@@ -38,6 +39,10 @@ def shape_of(
         for (p, s, m), (n, b, q) in sums.items()
     )
     kinds = attention(tree, decoder, element_bytes, kv_bytes)
+    if not kinds:
+        raise ServebookError(
+            "what its layers remember of a token is not known here", where, "Use a model whose layers vLLM can cache"
+        )
     first = next((a for a in kinds if a.kind not in ("state", "indexer")), None)
     layers = layer_count(tree, decoder)
     if not layers:
@@ -98,18 +103,32 @@ def _hidden(tree: Tree, decoder: str) -> int:
 
 
 def _experts(tree: Tree, decoder: str, where: str) -> Experts | None:
-    found = [w for w in tree.weights if w.kind == "experts" and w.name.startswith(decoder)]
+    found = [w for w in tree.weights if w.kind == "experts" and w.name.startswith(decoder) and "shared" not in w.name]
     if not found:
         return None
     count = found[0].shape[0]
-    chosen = next((tree.text[k] for k in PER_TOKEN if isinstance(tree.text.get(k), int) and tree.text[k] > 0), None)
+    chosen = _per_token(tree.text)
     if chosen is None:
         raise ServebookError(
             f"how many of {count} experts a token goes to is not given", where, "Add num_experts_per_tok"
         )
     down = next((w for w in found if "down" in w.parameter or w.parameter.endswith("w2")), found[-1])
     layers = len({w.name for w in found})
-    return Experts(count=count, per_token=min(int(chosen), count), layers=layers, intermediate=_inner(down, tree))
+    nothing = tree.text.get("zero_expert_num") or 0  # choices that cost nothing
+    chosen = round(chosen * count / (count + nothing))
+    return Experts(count=count, per_token=min(chosen, count), layers=layers, intermediate=_inner(down, tree))
+
+
+def _per_token(text: dict[str, Any]) -> int | None:
+    """Experts that a token goes to: of the layers that differ the most."""
+    inner = text.get("ffn_config")
+    for place in (text, inner if isinstance(inner, dict) else {}):
+        for key in PER_TOKEN:
+            given = place.get(key)
+            counts = [n for n in (given if isinstance(given, list) else [given]) if isinstance(n, int) and n > 0]
+            if counts:
+                return max(counts)
+    return None
 
 
 def _inner(down: Weight, tree: Tree) -> int:
@@ -139,7 +158,7 @@ def _part(w: Weight, decoder: str) -> tuple[str, str]:
     if not w.name.startswith(f"{decoder}."):
         return "tower", "tensor"
     if w.kind == "experts":
-        return "experts", "experts"
+        return ("mlp", "tensor") if "shared" in w.name else ("experts", "experts")
     if w.kind == "embedding":
         return "embedding", "vocab"
     if len(w.shape) == 2 and w.parameter == "weight" and (last in ("gate", "router") or "router" in names):

@@ -127,9 +127,12 @@ def _layer(
     out = []
     if (state := _state(weights, text, element_bytes)) is not None:
         out.append(state)
+    elif "linear" in kind and (state := _lightning(weights, text, element_bytes)) is not None:
+        return [state]
     latent = _ends(weights, "kv_a_proj_with_mqa.weight", "kv_a_proj.weight")
     if latent is not None and _number(text, "kv_lora_rank"):
-        return [*out, *_latent(weights, text, latent, kv_bytes)]
+        often = sum(n.endswith(("kv_a_proj_with_mqa.weight", "kv_a_proj.weight")) for n in weights)
+        return [*out, *_latent(weights, text, latent, kv_bytes) * often]
     if "compress" in kind or (text.get("compress_rates") and _ends(weights, "self_attn.kv_proj.weight")):
         return [*out, *_compressed(weights, text, kind, kv_bytes)]
     rows = _key_and_value_rows(weights, text)
@@ -268,6 +271,18 @@ def _contexts(tree: Tree) -> list[int]:
             "max_target_positions", "max_sequence_length", "max_seq_length", "seq_len")  # fmt: skip
     values = [tree.text.get(k) for k in keys]
     return [v for v in values if isinstance(v, int) and not isinstance(v, bool) and v > 0]
+
+
+def _lightning(
+    weights: Mapping[str, tuple[int, ...]], text: Mapping[str, Any], element_bytes: int
+) -> AttentionLayers | None:
+    """Linear attention without a convolution: a state of key by value dimension of every head."""
+    rows, heads = _ends(weights, "qkv_proj.weight"), _number(text, "num_attention_heads")
+    if rows is None or not heads:
+        return None
+    head = rows[0] // 3 // heads
+    recurrent = heads * head * head
+    return AttentionLayers(kind="state", layers=1, state_bytes=recurrent * element_bytes, state_flops=6 * recurrent)
 
 
 def context_note(tree: Tree) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from .stand_ins import NotReadable
+from .stand_ins import NeedsLibrary, NotReadable
 
 
 def read(config: dict[str, Any]) -> tuple[Any, list[tuple[str, str, tuple[int, ...], str]], bool]:
@@ -25,19 +25,30 @@ def read(config: dict[str, Any]) -> tuple[Any, list[tuple[str, str, tuple[int, .
                 model = transformers.AutoModelForCausalLM.from_config(made)
             except ValueError:
                 model = getattr(transformers, str((config.get("architectures") or [""])[0]))(made)
+    except ImportError as e:
+        raise NeedsLibrary(" ".join(str(e).split())[:120]) from None
     except Exception as e:  # these libraries raise anything
-        raise NotReadable(f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else e}") from None
+        raise NotReadable(f"{type(e).__name__}: {' '.join(str(e).split())[:300]}") from None
     weights, seen = [], set()
     for name, module in model.named_modules():
         for parameter, value in module.named_parameters(recurse=False):
             if id(value) not in seen:
                 seen.add(id(value))
-                weights.append((name, _kind(torch.nn, module, parameter, value), tuple(value.shape), parameter))
+                shape = unflattened(module, tuple(value.shape))
+                weights.append((name, _kind(torch.nn, module, parameter, shape), shape, parameter))
     return made, weights, bool(getattr(model.config, "tie_word_embeddings", False))
 
 
-def _kind(nn: Any, module: Any, parameter: str, value: Any) -> str:
-    if value.dim() == 3 and "expert" in type(module).__name__.lower():
+def unflattened(module: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Matrices of all experts that a module keeps as one (DBRX): experts first."""
+    count = getattr(module, "moe_num_experts", None)
+    if len(shape) == 2 and "expert" in type(module).__name__.lower() and isinstance(count, int) and count > 1:
+        return count, shape[0] // count, shape[1]
+    return shape
+
+
+def _kind(nn: Any, module: Any, parameter: str, shape: tuple[int, ...]) -> str:
+    if len(shape) == 3 and "expert" in type(module).__name__.lower():
         return "experts"
     if parameter == "weight" and isinstance(module, nn.Linear):
         return "linear"

@@ -17,6 +17,10 @@ class NotKnown(NotReadable):
     """No library here has such a model."""
 
 
+class NeedsLibrary(NotReadable):
+    """Its code asks for a library that is not installed."""
+
+
 def _why(unknown: Unknown) -> str:
     return str(object.__getattribute__(unknown, "_why"))
 

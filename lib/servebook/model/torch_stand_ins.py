@@ -38,7 +38,13 @@ class Embedding(Module):
 
 class LayerNorm(Module):
     def __init__(
-        self, normalized_shape: Any, eps: float = 1e-5, elementwise_affine: bool = True, bias: Any = True, **_: Any
+        self,
+        normalized_shape: Any,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: Any = True,
+        *_: Any,
+        **__: Any,
     ) -> None:
         shape = normalized_shape if isinstance(normalized_shape, list | tuple) else (normalized_shape,)
         if elementwise_affine:

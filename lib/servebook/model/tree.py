@@ -15,7 +15,8 @@ from typing import Any
 
 from ..common.errors import ServebookError
 from . import blueprint
-from .stand_ins import Module, NotKnown, NotReadable, PreTrainedModel
+from .meta import unflattened
+from .stand_ins import Module, NeedsLibrary, NotKnown, NotReadable, PreTrainedModel
 from .torch_stand_ins import Conv1D, Embedding, Linear
 
 # keys of a config.json that no weight follows from
@@ -61,16 +62,13 @@ def tree_of(config: dict[str, Any], where: str) -> Tree:
     try:
         return _read_once(json.dumps(plain, sort_keys=True))
     except NotReadable as e:
-        kind, unheard = config.get("model_type"), isinstance(e, NotKnown)
-        if (
-            unheard
-            and not blueprint.known(str(kind))
-            and isinstance(text, dict)
-            and blueprint.known(str(text.get("model_type")))
-        ):
-            # a wrapper that no library here knows around a decoder that one does
+        kind = config.get("model_type")
+        apart = isinstance(e, NeedsLibrary) or (isinstance(e, NotKnown) and not blueprint.known(str(kind)))
+        if apart and isinstance(text, dict) and blueprint.known(str(text.get("model_type"))):
+            # a wrapper that no library here can build around a decoder that one can
             inner = tree_of({k: v for k, v in text.items() if k != "text_config"}, where)
-            note = f"of {kind} only the decoder ({text['model_type']}) is counted: transformers does not know the rest"
+            why = f"the rest cannot be built here ({e})" if isinstance(e, NeedsLibrary) else "no library knows the rest"
+            note = f"of {kind} only the decoder ({text['model_type']}) is counted: {why}"
             return replace(inner, notes=(note, *inner.notes))
         raise ServebookError(
             f"model_type {kind!r} is not supported ({e})", where,
@@ -104,13 +102,18 @@ def _read_once(config: str) -> Tree:
 
 def read(config: dict[str, Any]) -> Tree:
     """Raises NotReadable where no library here knows the model."""
+    thinker = config.get("thinker_config")
+    if isinstance(thinker, dict):  # of a model that also speaks, servers load the part that reads and writes
+        kind = str(config.get("model_type"))
+        inner = read({"model_type": f"{kind}_thinker", **thinker})
+        return replace(inner, notes=(f"of {kind} the thinker is served; talker and vocoder are not counted",))
     if not blueprint.known(str(config.get("model_type"))):
         if kind := blueprint.type_of(config):
             return read({**config, "model_type": kind})
         return read_vllm(config)
     try:
         return read_blueprint(config)
-    except NotKnown:
+    except (NotKnown, NeedsLibrary):
         raise
     except NotReadable:
         return read_meta(config)
@@ -152,7 +155,8 @@ def _weights(model: Module, dropped: set[str]) -> tuple[Weight, ...]:
         for parameter, value in module.own():
             if id(value) not in seen and f"{name}.{parameter}" not in dropped:
                 seen.add(id(value))
-                found.append(Weight(name, _kind(module, parameter, value.shape), value.shape, parameter))
+                shape = unflattened(module, value.shape)
+                found.append(Weight(name, _kind(module, parameter, shape), shape, parameter))
     return tuple(found)
 
 
@@ -208,6 +212,8 @@ def _plain(config: Any) -> dict[str, Any]:
             value = getattr(config, name, None)
         except Exception:
             continue  # a property that needs more than the configuration
+        if name in ("ffn_config", "attn_config") and hasattr(value, "__dict__"):
+            value = _plain(value)
         if isinstance(value, str | int | float | bool | list | dict) or value is None:
             try:
                 found[name] = json.loads(json.dumps(value))
