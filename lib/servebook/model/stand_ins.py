@@ -106,7 +106,7 @@ class Tensor:
     __rpow__ = __neg__ = __lt__ = __gt__ = to = float = clone = contiguous = log = exp = clamp = uniform_ = _same
     fill_ = copy_ = normal_ = zero_ = bfloat16 = half = detach = requires_grad_ = masked_fill = sqrt = _same
     __le__ = __ge__ = __floordiv__ = __rfloordiv__ = __mod__ = __abs__ = __invert__ = __and__ = __or__ = _same
-    expm1 = abs = ceil = floor = round = type = cpu = cuda = int = long = bool = _same
+    expm1 = abs = ceil = floor = round = type = cpu = cuda = long = _same
 
     def __setitem__(self, key: Any, value: Any) -> None:
         return None

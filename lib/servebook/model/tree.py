@@ -104,9 +104,10 @@ def read(config: dict[str, Any]) -> Tree:
     """Raises NotReadable where no library here knows the model."""
     thinker = config.get("thinker_config")
     if isinstance(thinker, dict):  # of a model that also speaks, servers load the part that reads and writes
-        kind = str(config.get("model_type"))
-        inner = read({"model_type": f"{kind}_thinker", **thinker})
-        return replace(inner, notes=(f"of {kind} the thinker is served; talker and vocoder are not counted",))
+        whole = str(config.get("model_type"))
+        inner = read({"model_type": f"{whole}_thinker", **thinker})
+        note = f"of {whole} the thinker is served; talker and vocoder are not counted"
+        return replace(inner, notes=(note, *inner.notes))
     if not blueprint.known(str(config.get("model_type"))):
         if kind := blueprint.type_of(config):
             return read({**config, "model_type": kind})
