@@ -1,4 +1,4 @@
-"""What every package shares: the records that packages exchange, the error a user sees, whole files, statistics.
+"""Shared by all packages: records that packages exchange, the user-facing error, atomic file writing, statistics.
 
 Knows no engine, no model and no run folder.
 """

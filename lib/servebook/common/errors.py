@@ -1,10 +1,10 @@
-"""The one kind of error a user is meant to see: what is wrong, where, and what to do, on one line."""
+"""The user-facing error: what is wrong, where, and how to fix it, on one line."""
 
 
 class ServebookError(Exception):
-    """Something the user can act on; the command line prints it as one line and exits non-zero.
+    """An error that the user can fix. The command line prints it as one line and exits with a non-zero status.
 
-    what: the fault; where: file, line, key or URL it was found at; fix: what to do about it.
+    what: the fault; where: the file, line, key or URL; fix: what to do.
     """
 
     def __init__(self, what: str, where: str = "", fix: str = "") -> None:
@@ -16,7 +16,7 @@ class ServebookError(Exception):
         return f"{head}. {self.fix}" if self.fix else head
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook's cell shows: the line as well, and no traceback (IPython asks for it by this name)."""
+        """What a notebook cell shows: one line, no traceback. IPython looks this method up by name."""
         return [f"{type(self).__name__}: {self.line()}"]
 
 

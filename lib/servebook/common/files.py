@@ -1,4 +1,4 @@
-"""Whole files written in one step or not at all, JSON and CSV read back, and where the checkout is."""
+"""Atomic file writing, reading of JSON and CSV, and the checkout's location."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 from .errors import ServebookError
 
 _ABOVE = Path(__file__).parents[3]
-# The checkout, where the package is installed editable from one; the working folder after `pip install .`
+# The checkout, if the package is an editable install; otherwise (`pip install .`) the working directory
 ROOT = _ABOVE if (_ABOVE / "notebooks").is_dir() and (_ABOVE / "pyproject.toml").is_file() else Path.cwd()
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Replace a file's content in one step; the old content stays if anything fails. Raises ServebookError."""
+    """Replace a file's content atomically; on failure the old content is kept. Raises ServebookError."""
     with writing(path) as scratch, scratch.open("w", encoding="utf-8") as f:
         f.write(text)
     return path
@@ -27,9 +27,9 @@ def write_text(path: Path, text: str) -> Path:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """A file beside `path`, its folder made, to write in the block: it takes the place of `path` when the block ends.
+    """A temporary file to write in the block; it replaces `path` when the block ends. The folder is created.
 
-    The old content stays if anything fails. Raises ServebookError where it cannot be written.
+    On failure the old content is kept. Raises ServebookError if the file cannot be written.
     """
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -45,17 +45,17 @@ def writing(path: Path) -> Iterator[Path]:
             "Free space or permissions there, or write to another folder, then run again: what is measured is kept",
         ) from error
     finally:
-        with contextlib.suppress(OSError):  # what kept it from being written may keep it from being removed
+        with contextlib.suppress(OSError):  # the fault that prevented writing may also prevent removing
             scratch.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> Path:
-    """Replace a file's content with a JSON value, as write_text. Raises ValueError for NaN and infinity."""
+    """Replace a file's content with a JSON value, atomically. Raises ValueError for NaN and infinity."""
     return write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def finite(value: Any) -> Any:
-    """A JSON value in which what is no finite number is null: JSON has neither NaN nor infinity."""
+    """The JSON value with NaN and infinity replaced by null, because JSON has neither."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -66,7 +66,7 @@ def finite(value: Any) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """The file's content, None where there is none. Raises ServebookError for a file that is not JSON."""
+    """The file's JSON content, None if there is no file. Raises ServebookError for invalid JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -78,13 +78,13 @@ def read_json(path: Path) -> Any:
 
 
 def read_csv(path: Path, needed: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
-    """Every row of a file that somebody wrote, with where it stands ("FILE, line N"): its cells by column, as text
-    without blanks around it, '' where there is none.
+    """Rows of a user's CSV file, each with its location ("FILE, line N") and its cells by column, stripped; '' for
+    empty cells.
 
-    Raises ServebookError for a file that cannot be read, a missing column, and a row of more cells than columns.
+    Raises ServebookError for an unreadable file, a missing column, and a row with more cells than columns.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as f:  # spreadsheets write the mark
+        with path.open(encoding="utf-8-sig", newline="") as f:  # spreadsheets write a byte order mark
             table = csv.DictReader(f, restval="")
             rows = [(f"{path}, line {table.line_num}", row) for row in table]
             columns = table.fieldnames or []
@@ -99,7 +99,7 @@ def read_csv(path: Path, needed: Sequence[str]) -> list[tuple[str, dict[str, str
 
 
 def differences(before: Any, after: Any, key: str = "") -> list[str]:
-    """What two JSON values differ in, as "key was 8, is 10"."""
+    """The differences between two JSON values, as "key was 8, is 10"."""
     if isinstance(before, dict) and isinstance(after, dict):
         keys = [*before, *(k for k in after if k not in before)]
         return [

@@ -1,6 +1,6 @@
-"""A measured point: what was asked for, what came out, how far it can be trusted. Each field is a column of points.csv.
+"""A measured point: its load, its figures, its verdict. Each field is a column of points.csv.
 
-The second part of a field's annotation is its unit, the third what it means; docs/points.md is made of them.
+In a field's annotation the second part is the unit and the third the meaning; docs/points.md is generated from them.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args, 
 from .reasons import Reason, Verdict, stored_reason
 
 Number = float | None
-# What is predicted of a point and scored: means of latencies, and rates
+# The predicted and scored metrics of a point: mean latencies and rates
 Metric = Literal["ttft_s", "tpot_s", "e2e_s", "output_tok_per_s", "decode_tok_per_s", "request_rate_per_s"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
-PointKey = tuple[str, str, str]  # (sweep, engine, point_id): what names a point in a run
-POINT_KEY = ("sweep", "engine", "point")  # the columns that hold it
+PointKey = tuple[str, str, str]  # (sweep, engine, point_id): identifies a point within a run
+POINT_KEY = ("sweep", "engine", "point")  # the columns of a PointKey
 
 
 class Turn(TypedDict):
-    """One turn of the conversations of a point, counted from 0."""
+    """One turn of a point's conversations, counted from 0."""
 
     turn: int
     requests: int
@@ -31,7 +31,7 @@ class Turn(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPoint:
-    """One measured point. None: nothing reported the figure, or it does not apply to this kind of load."""
+    """One measured point. None: the figure was not reported or does not apply to this kind of load."""
 
     sweep: Annotated[str, "", "the sweep that the point belongs to; calibration for the C = 1 points"]
     engine: Annotated[str, "", "the engine's name in the parameters"]
@@ -90,7 +90,7 @@ class MeasuredPoint:
     started_at: Annotated[str | None, "UTC", "when the point began, ISO 8601"] = None
     verdict: Annotated[Verdict | None, "", "valid, suspect or invalid"] = None
     reasons: Annotated[tuple[Reason, ...], "", "why it is not valid, the gravest first"] = ()
-    # the fields above are in every file, those below only where they are known
+    # the fields above are in every file, the fields below only where they are known
     arrival_rate_per_s: Annotated[Number, "1/s", "request rate that actually arrived (open loop)"] = None
     client_added_tpot_s: Annotated[Number, "s", "median TPOT added by the client (--self-check)"] = None
     client_added_ttft_s: Annotated[Number, "s", "median TTFT added by the client (--self-check)"] = None
@@ -163,21 +163,21 @@ class MeasuredPoint:
     wall_s: Annotated[Number, "s", "time that measuring the point took"] = None
     warmup_failures: Annotated[int | None, "requests", "failed requests of the warm-up"] = None
     workload: Annotated[str | None, "", "the named workload whose requests were sent"] = None
-    # what a file holds that this version does not know, kept when the point is written again
+    # keys of the file that this version does not know, kept when the point is written again
     other: Annotated[Mapping[str, Any], "", ""] = field(default_factory=dict)
 
     @property
     def key(self) -> PointKey:
-        """What names the point in its run."""
+        """Identifies the point within its run."""
         return self.sweep, self.engine, self.point_id
 
     @property
     def place(self) -> dict[str, str]:
-        """The same as keyword arguments and columns (POINT_KEY)."""
+        """The key as keyword arguments or columns (POINT_KEY)."""
         return dict(zip(POINT_KEY, self.key, strict=True))
 
     def measured(self, metric: Metric) -> Number:
-        """The figure that a prediction of the metric is compared with."""
+        """The measured figure that a prediction of the metric is compared with."""
         match metric:
             case "ttft_s":
                 return self.ttft_mean_s
@@ -192,19 +192,21 @@ class MeasuredPoint:
             case "request_rate_per_s":
                 return self.request_rate_per_s
 
-    if not TYPE_CHECKING:  # for notebooks written when a point was a dict; not for this package, where mypy looks
+    if (
+        not TYPE_CHECKING
+    ):  # for notebooks written when a point was a dict; hidden from mypy, so this package cannot use it
 
         def __getitem__(self, column: str) -> Any:
             warnings.warn(f'write point.{_attribute(column)} for point["{column}"]', DeprecationWarning, stacklevel=2)
             return self.to_json()[column]
 
         def get(self, column: str, default: Any = None) -> Any:
-            """The column's value, `default` where the point does not have it."""
+            """The column's value, or `default` if the point does not have it."""
             warnings.warn(f'write point.{_attribute(column)} for .get("{column}")', DeprecationWarning, stacklevel=2)
             return self.to_json().get(column, default)
 
     def to_json(self) -> dict[str, Any]:
-        """The point as it is stored: every column of POINT_COLUMNS, of the others those that are known."""
+        """The point as stored: every column of POINT_COLUMNS, and the further columns that are known."""
         out = {column: getattr(self, name) for column, name in _ATTRIBUTES.items()}
         out = {c: v for c, v in out.items() if v is not None or c in _ALWAYS}
         out["reasons"] = [r.text for r in self.reasons]
@@ -215,7 +217,7 @@ class MeasuredPoint:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> MeasuredPoint:
-        """A stored point, also of an earlier version. Raises KeyError where it does not say which point it is."""
+        """A stored point, also of an earlier version. Raises KeyError if it lacks its key."""
         known = {name: stored[column] for column, name in _ATTRIBUTES.items() if column in stored}
         for name in POINT_KEY:
             known["point_id" if name == "point" else name] = str(stored[name])
@@ -235,18 +237,18 @@ def _attribute(column: str) -> str:
 
 
 def _repeats_prompts(stored: Mapping[str, Any]) -> bool | None:
-    """Of a point that was stored by 0.1.0 and earlier, whose name says it."""
+    """For points stored by 0.1.0 and earlier, which mark repeated prompts in the point's name."""
     return True if stored.get("kind") == "prefix_cache" and stored["point"].startswith("same-") else None
 
 
 _NAMES = [f.name for f in fields(MeasuredPoint) if f.name != "other"]
-# column of points.csv → attribute, the reasons aside
+# column of points.csv → attribute, without the reasons
 _ATTRIBUTES = {("point" if name == "point_id" else name): name for name in _NAMES if name != "reasons"}
 _FIRST = _NAMES.index("reasons") + 1
-# columns that every stored point has, in order; then further ones, by name
+# columns of every stored point, in order; then further columns, by name
 POINT_COLUMNS = tuple("point" if name == "point_id" else name for name in _NAMES[:_FIRST])
 FURTHER_COLUMNS = ("reason_codes", *sorted(_NAMES[_FIRST:]))
 _ALWAYS = frozenset(POINT_COLUMNS)
 _HINTS = get_type_hints(MeasuredPoint)
-# columns that hold a quantity: one that nothing reported is NaN in a table
+# columns with a quantity: in a table, NaN where nothing was reported
 NUMBER_COLUMNS = frozenset(c for c, name in _ATTRIBUTES.items() if _HINTS[name] in (int, int | None, float | None))

@@ -1,7 +1,7 @@
-"""Predictions as predictions.json holds them: a value with its interval, a predicted point, a frozen stage.
+"""The content of predictions.json: values with intervals, predicted points, frozen stages.
 
-They are mappings because they are frozen: what a file said, with the keys it said it with, is what is scored and
-hashed. The types name every key, so that a misspelt one fails in mypy.
+They are mappings, not classes, because frozen predictions are hashed and scored exactly as stored. The types name every
+key, so that mypy rejects a misspelt one.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any, Literal, NotRequired, TypedDict
 from .measured_point import Metric
 
 Regime = Literal["queue", "mixed step", "host", "memory", "compute", "links", "unknown"]  # what bounds a predicted time
-Latency = Literal["ttft_s", "tpot_s"]  # the times that are taken apart
+Latency = Literal["ttft_s", "tpot_s"]  # the times with a breakdown
 Parts = dict[str, float]  # seconds of a predicted time by cause (keys: CAUSES)
 
 
 class PredictedValue(TypedDict):
-    """A predicted figure; low and high: its 80 % interval, where there is one."""
+    """A predicted figure; low and high: its 80 % interval, if it has one."""
 
     value: float
     low: NotRequired[float | None]
@@ -24,7 +24,7 @@ class PredictedValue(TypedDict):
 
 
 class PredictedPoint(TypedDict):
-    """A point as predicted. fits: False where the server cannot serve it, or not at that rate; `note` says why."""
+    """A predicted point. fits is False if the server cannot serve it, or not at that rate; `note` says why."""
 
     sweep: str
     engine: str
@@ -51,7 +51,8 @@ class PredictedPoint(TypedDict):
 
 
 class Prediction(TypedDict):
-    """What a prediction of a run gives. capacity_per_s: by "sweep/engine"; inputs: what all of it follows from."""
+    """The prediction of a run. capacity_per_s: by "sweep/engine"; inputs: everything the prediction was computed
+    from."""
 
     points: list[PredictedPoint]
     constants: dict[str, Any]
@@ -61,7 +62,7 @@ class Prediction(TypedDict):
 
 
 class StagePrediction(TypedDict):
-    """A stage's predicted points: frozen ones say when and of what, a peer's or a baseline's only what."""
+    """A stage's predicted points. Frozen stages carry their time and inputs; peers and baselines only their inputs."""
 
     stage: str
     points: list[PredictedPoint]
@@ -81,7 +82,7 @@ class FrozenPredictions(TypedDict):
     frozen: list[StagePrediction]
 
 
-# Cause of a part of a predicted time → (how charts and tables name it, the regime that it counts to)
+# Cause of a part of a predicted time → (its name in charts and tables, the regime it belongs to)
 CAUSES: dict[str, tuple[str, Regime]] = {
     "weights_s": ("reading weights", "memory"),
     "experts_s": ("reading experts", "memory"),
@@ -105,19 +106,20 @@ CAUSES: dict[str, tuple[str, Regime]] = {
 
 
 def interval(predicted: PredictedValue) -> tuple[float, float] | None:
-    """(low, high) of the 80 % interval, None where there is none."""
+    """(low, high) of the 80 % interval, None if there is none."""
     low, high = predicted.get("low"), predicted.get("high")
     return (low, high) if low is not None and high is not None else None
 
 
 def holds(predicted: PredictedValue, measured: float) -> bool:
-    """Whether the interval holds a measured value."""
+    """Whether the interval contains a measured value."""
     span = interval(predicted)
     return span is not None and span[0] <= measured <= span[1]
 
 
 def repeats_prompts(point: PredictedPoint) -> bool:
-    """Whether it sends earlier prompts again on purpose; predictions of 0.1.0 and earlier say it by their name."""
+    """Whether the point repeats earlier prompts on purpose; predictions of 0.1.0 and earlier mark it in the point's
+    name."""
     if "repeats_prompts" in point:
         return point["repeats_prompts"]
     return point.get("kind") == "prefix_cache" and point["point"].startswith("same-")

@@ -1,4 +1,4 @@
-"""The reasons for a verdict on a measured point: a code, which programs read, and a sentence, which people read."""
+"""Reasons for a verdict on a measured point: a code for programs and a sentence for people."""
 
 from __future__ import annotations
 

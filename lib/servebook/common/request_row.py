@@ -1,4 +1,4 @@
-"""A request of a point, as its row in the run folder. Times: seconds since the point began, on a monotonic clock."""
+"""A request of a point, as its row in the run folder. Times: seconds since the point's start, monotonic clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Phase = Literal["warmup", "measured", "drain", "carried"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRow:
-    """One request; None where it did not come to that, or the server does not say. Rounded to 1 µs."""
+    """One request. None: the request did not get that far, or the server does not report it. Rounded to 1 µs."""
 
     i: int
     phase: str  # one of Phase
@@ -34,7 +34,7 @@ class RequestRow:
     turn: int
 
     def to_json(self) -> dict[str, Any]:
-        """The row as it is stored."""
+        """The row as stored."""
         return {name: getattr(self, name) for name in ROW_KEYS}
 
 

@@ -1,6 +1,6 @@
-"""Percentiles, intervals and tests for steady state, over plain sequences of floats. Knows nothing of serving.
+"""Percentiles, intervals and steady-state tests over plain sequences of floats. Knows nothing of serving.
 
-Only numpy is used, so that the load client starts fast.
+Only numpy is imported, so that the load client starts fast.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 Values = Sequence[float] | np.ndarray
-LEAST_ROUNDS = 3  # of clients in step, below which nothing is said of how rounds differ
+LEAST_ROUNDS = 3  # fewest rounds of synchronized clients from which the variation between rounds is estimated
 # Student's t, two-sided 95 %, for 1 to 30 degrees of freedom
 _T95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
@@ -22,7 +22,7 @@ _T95 = (
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its 95 % confidence interval; low and high are None where there are too few values."""
+    """A mean with its 95 % confidence interval; low and high are None if there are too few values."""
 
     mean: float
     low: float | None
@@ -30,7 +30,7 @@ class Interval:
 
     @property
     def relative_half_width(self) -> float:
-        """Half of the interval over the mean; infinite where there is no interval."""
+        """Half the interval's width relative to the mean; infinite if there is no interval."""
         if self.low is None or self.high is None or not self.mean:
             return math.inf
         return (self.high - self.low) / 2 / abs(self.mean)
@@ -46,30 +46,29 @@ def mean(values: Values) -> float | None:
 
 
 def percentile(values: Values, p: float) -> float | None:
-    """The p-th percentile (0 to 100), linear between order statistics; None of nothing."""
+    """The p-th percentile (0 to 100), with linear interpolation; None for no values."""
     return float(np.percentile(np.asarray(values, float), p)) if len(values) else None
 
 
 class Histogram:
-    """Percentiles of any number of positive values in 2 MB: 4096 bins an octave from 2^-20 to 2^10, each with the count
-    and the mean of its values, so that a percentile is off by less than 1/4096 of itself.
-    """
+    """Percentiles of any number of positive values in 2 MB: 4096 bins per octave from 2^-20 to 2^10. Each bin has the
+    count and mean of its values, so the relative error of a percentile is below 1/4096."""
 
-    _LOW, _OCTAVES, _SHIFT = -20, 30, 52 - 12  # a double's exponent and the first 12 bits of its mantissa are its bin
+    _LOW, _OCTAVES, _SHIFT = -20, 30, 52 - 12  # the bin: the exponent and the first 12 bits of the double's mantissa
     _BASE = (_LOW + 1023) << 12
 
     def __init__(self) -> None:
         self._counts, self._sums = np.zeros(self._OCTAVES << 12, np.int64), np.zeros(self._OCTAVES << 12)
 
     def add(self, values: np.ndarray) -> None:
-        """Values beyond the octaves count in the first or last bin."""
+        """Add values; those outside the octaves count in the first or last bin."""
         bins = (np.ascontiguousarray(values, float).view(np.int64) >> self._SHIFT) - self._BASE
         bins = bins.clip(0, len(self._counts) - 1)
         np.add.at(self._counts, bins, 1)
         np.add.at(self._sums, bins, values)
 
     def percentile(self, p: float) -> float | None:
-        """As percentile(), linear between order statistics, each taken to be its bin's mean."""
+        """As percentile(), with linear interpolation; each value is approximated by the mean of its bin."""
         total = int(self._counts.sum())
         if not total:
             return None
@@ -83,12 +82,13 @@ class Histogram:
 def mean_interval(values: Values, per_round: int = 1) -> Interval | None:
     """95 % interval of the mean of values in time order, by batch means.
 
-    Neighbours in time are correlated (requests share batches), so values are grouped into consecutive batches whose
-    means nearly are not: 20 batches, fewer when a batch would hold less than 4 values; below 20 values each value is
-    its own batch. Of the batch and the plain t interval the wider is taken.
+    Consecutive values are correlated (requests share batches), so they are grouped into consecutive batches whose means
+    are nearly independent: 20 batches, or fewer so that a batch has at least 4 values; below 20 values each value is
+    its own batch. The result is the wider of the batch interval and the plain t interval.
 
-    per_round: clients that keep step with each other, so that their latencies follow their place in the round: a batch
-    is whole rounds then, at most 20 batches. Below LEAST_ROUNDS how rounds differ is not known: there is no interval.
+    per_round: number of clients that run in step, so that a latency depends on its place in the round. A batch is then
+    a whole number of rounds, at most 20 batches. Below LEAST_ROUNDS the variation between rounds is unknown: no
+    interval.
     """
     x = np.asarray(values, float)
     if not len(x):
@@ -123,8 +123,8 @@ def percentile_interval(values: Values, p: float, *, seed: int = 0) -> tuple[flo
 
 
 def ratio_interval(ratio: float, *spans: tuple[float, float]) -> tuple[float, float]:
-    """95 % interval of a ratio of independent means from theirs (low, high): half-widths add in quadrature on the log
-    scale. NaN where one of them is not known or not above zero."""
+    """95 % interval of a ratio of independent means, from their intervals (low, high): half-widths add in quadrature on
+    the log scale. NaN if one of them is unknown or not positive."""
     if not all(low > 0 and high > 0 for low, high in spans):
         return math.nan, math.nan
     factor = math.exp(math.sqrt(sum((math.log(high / low) / 2) ** 2 for low, high in spans)))
@@ -132,10 +132,10 @@ def ratio_interval(ratio: float, *spans: tuple[float, float]) -> tuple[float, fl
 
 
 def drift(values: Values, per_round: int = 1) -> float | None:
-    """Relative change of the mean from the first to the last half of values in time order, or 0.0 if it could be noise.
+    """Relative change of the mean from the first to the second half of values in time order; 0.0 if it may be noise.
 
-    Batch means (10 batches, of whole rounds where `per_round` clients keep step) are regressed on time; a slope whose
-    |t| stays under 3 (more with fewer batches) is taken for noise. None below 20 values or 5 rounds.
+    The means of 10 batches (whole rounds if `per_round` clients run in step) are regressed on time. A slope with |t|
+    below 3 (a higher limit with fewer batches) counts as noise. None below 20 values or 5 rounds.
     """
     x = np.asarray(values, float)
     batches = min(10, len(x) // per_round)
@@ -148,4 +148,4 @@ def drift(values: Values, per_round: int = 1) -> float | None:
     error = math.sqrt(float(residual @ residual) / (batches - 2) / float(t @ t))
     if abs(slope) <= 1.3 * t95(batches - 2) * error:
         return 0.0
-    return slope * batches / 2 / float(x.mean())  # the halves' centres lie half of the batches apart
+    return slope * batches / 2 / float(x.mean())  # the centres of the halves are half of the batches apart

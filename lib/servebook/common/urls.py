@@ -1,4 +1,4 @@
-"""What a server's URL may be."""
+"""Which URLs are valid server URLs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from urllib.parse import urlsplit
 
 
 def is_server_url(text: str) -> bool:
-    """Whether this is http://HOST or https://HOST, with a port that can be one or none."""
+    """Whether this is http://HOST or https://HOST, with an optional valid port."""
     try:
         parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none, half an IPv6 address
+    except ValueError:  # invalid port, or an incomplete IPv6 address
         return False

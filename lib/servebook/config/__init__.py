@@ -1,4 +1,4 @@
-"""What a run asks for: parameters read from strict YAML, its sweeps, and the points they consist of.
+"""The user's input: parameters read from strict YAML, the run's sweeps, and the points of each sweep.
 
-Knows no model, no hardware and no server: it holds what the user wrote, checked.
+Knows no model, no hardware and no server.
 """

@@ -1,4 +1,4 @@
-"""When requests of an open loop are due: seeded schedules of a given mean rate, or replayed times."""
+"""Arrival times of an open loop: seeded schedules with a given mean rate, or replayed times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def seed_of(*labels: object) -> list[int]:
-    """128 bits out of any labels, stable between processes (unlike hash())."""
+    """A 128-bit seed from any labels, stable between processes (unlike hash())."""
     digest = hashlib.sha256("\x1f".join(map(str, labels)).encode()).digest()
     return list(map(int, np.frombuffer(digest[:16], np.uint32)))
 
@@ -18,10 +18,10 @@ def seed_of(*labels: object) -> list[int]:
 def schedule(
     arrivals: str, rate_per_s: float, *labels: object, gamma_shape: float = 1.0, times_s: Sequence[float] = ()
 ) -> Iterator[float]:
-    """Due times in seconds from 0, ascending and without end (a replay ends with its times).
+    """Arrival times in seconds from 0, ascending and endless (a replay ends with its times).
 
-    poisson: exponential gaps, coefficient of variation 1. constant: equal gaps. gamma: gaps of the given shape,
-    coefficient of variation 1/sqrt(shape), so a shape below 1 is burstier than Poisson. replay: `times_s` as given.
+    poisson: exponential gaps, coefficient of variation 1. constant: equal gaps. gamma: gamma-distributed gaps,
+    coefficient of variation 1/sqrt(shape); a shape below 1 is burstier than Poisson. replay: `times_s` as given.
     """
     if arrivals == "replay":
         yield from sorted(times_s)

@@ -1,4 +1,4 @@
-"""Engines of a run: what a parameter file may say of each kind under `engines:`."""
+"""Engine parameters: the keys of each engine kind under `engines:`."""
 
 from __future__ import annotations
 
@@ -10,49 +10,48 @@ from .param_types import Count, Port, Positive, Seconds, Share, Strict, Url
 
 
 class NaiveEngine(Strict):
-    """Transformers behind one FIFO lock, batch 1."""
+    """Transformers behind one FIFO lock, batch size 1."""
 
     continuous_batching: ClassVar[bool] = False
     prefix_caching: ClassVar[bool] = False
     kind: Literal["naive"]
-    port: Port | None = None  # a free one is chosen unless given
+    port: Port | None = None  # default: a free port
     device: Literal["auto", "cpu", "cuda"] = "auto"
     startup_timeout_s: Seconds = 900
-    restart_after_failure: bool = True  # once, for the next point; false: what is left of the session is left out
+    restart_after_failure: bool = True  # restart it once, for the next point; false: skip the rest of the session
 
 
 class BatchingEngine(Strict):
-    """What any engine with continuous batching is told or assumed to do; the predictor reads it under these names.
+    """Settings of any engine with continuous batching; the predictor uses them under these names.
 
-    What is None is left to the engine's own default, which the predictor takes to be vLLM's.
+    None: the engine's own default, which the predictor assumes to be vLLM's.
     """
 
     continuous_batching: ClassVar[bool] = True
     kind: str
-    port: Port | None = None  # a free one is chosen unless given
-    max_num_batched_tokens: Count | None = None  # tokens of one step, over all requests
+    port: Port | None = None  # default: a free port
+    max_num_batched_tokens: Count | None = None  # tokens in one step, over all requests
     max_num_seqs: Count | None = None
     max_model_len: Count | None = None
     gpu_memory_utilization: Share = 0.9
-    cpu_kv_cache_gib: Positive = 1.0  # only where the engine runs on the CPU
+    cpu_kv_cache_gib: Positive = 1.0  # only if the engine runs on the CPU
     prefix_caching: bool = True
     enforce_eager: bool = False
     tensor_parallel_size: Count = 1
     pipeline_parallel_size: Count = 1
     data_parallel_size: Count = 1
-    # of a mixture of experts: whole experts on each GPU, not a slice of every one; left out of what a run stores unless
-    # given
+    # mixture of experts: whole experts on each GPU instead of a slice of every expert; stored only if given
     enable_expert_parallel: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
     env: dict[str, str] = {}
     startup_timeout_s: Seconds = 900
-    restart_after_failure: bool = True  # once, for the next point; false: what is left of the session is left out
+    restart_after_failure: bool = True  # restart it once, for the next point; false: skip the rest of the session
 
 
 class VllmEngine(BatchingEngine):
-    """The real vLLM server as a child process."""
+    """The vLLM server as a child process."""
 
     kind: Literal["vllm"]
-    # left out of what a run stores unless given: points measured before it existed stay valid
+    # stored only if given: points measured before this setting existed stay valid
     distributed_executor_backend: Annotated[
         Literal["mp", "ray", "uni"] | None, Field(exclude_if=lambda value: value is None)
     ] = None
@@ -60,20 +59,21 @@ class VllmEngine(BatchingEngine):
 
 
 class OpenAIEngine(BatchingEngine):
-    """Any other OpenAI-compatible server: one that runs at `url` and is left running, or one that `command` starts.
+    """Any other OpenAI-compatible server: one that already runs at `url` and is left running, or one started by
+    `command`.
 
-    The settings of BatchingEngine are what the predictor assumes of it; they reach the server only where `command`
-    names them.
+    The predictor assumes the settings of BatchingEngine; the server gets only those that `command` names.
     """
 
     kind: Literal["openai"]
     url: Url | None = None  # e.g. http://127.0.0.1:8000 (without /v1)
-    # argv; {port}, {model} (folder or Hub id), {name} (to serve it under), and any field of these parameters
+    # argv; {port}, {model} (folder or Hub id), {name} (served model name) and any field of these parameters are filled
+    # in
     command: Annotated[list[str], Field(min_length=1)] | None = None
-    model: str | None = None  # the first of /v1/models unless given; {model}: the folder or Hub id that command names
-    chat: bool = False  # load its chat endpoint, with words
-    text: bool = False  # words instead of token ids, for a server that takes none
-    # where the server tells no usage: events are counted, or the length asked for is taken; the points are suspect
+    model: str | None = None  # default: the first model of /v1/models; {model}: the folder or Hub id in command
+    chat: bool = False  # use the chat endpoint, with words
+    text: bool = False  # send words instead of token ids, for a server that takes no ids
+    # for a server that reports no usage: count events, or assume the requested length; the points are suspect
     count_tokens: Literal["usage", "events", "asked"] = "usage"
     api_key_env: str | None = None  # name of the environment variable that holds the key
 

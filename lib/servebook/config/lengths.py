@@ -1,6 +1,6 @@
-"""How long prompts and answers are: one length, a range, a normal or log-normal spread, or a list from a file.
+"""Prompt and output lengths: a constant, a range, a normal or log-normal distribution, or a list from a file.
 
-A request's length is a function of (distribution, seed, index) alone, so a run can be repeated to the token.
+A request's length is a function of (distribution, seed, index) alone, so a run can be repeated token for token.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ..common.errors import ServebookError
 SYNTAX = "512, 100:1000 (uniform), normal:512,128 or lognormal:512,256 (mean, sd), these with ,LOW,HIGH as bounds"
 
 
-UNBOUNDED = 1 << 20  # the upper bound of a law that was given none
+UNBOUNDED = 1 << 20  # the upper bound of a distribution without one
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Lengths of a normal or log-normal law with this mean and standard deviation in tokens, drawn again until they
-    lie in [low, high]; so bounds that cut deep move the mean, which is then the mean of what is left."""
+    """A normal or log-normal distribution with this mean and standard deviation in tokens, redrawn until the length
+    lies in [low, high]. Tight bounds therefore shift the mean."""
 
     law: Literal["normal", "lognormal"]
     mean: float
@@ -38,32 +38,34 @@ class Spread:
             value = self._value(rng.normal())
             if self.low <= round(value) <= self.high:
                 return round(value)
-        return min(max(round(self.mean), self.low), self.high)  # bounds far outside the law
+        return min(max(round(self.mean), self.low), self.high)  # bounds far from the distribution
 
     def _value(self, deviations: float) -> float:
-        """The length so many standard deviations from the middle of the law."""
+        """The length that lies this many standard deviations from the median."""
         if self.law == "normal":
             return self.mean + self.sd * deviations
         variance = math.log1p((self.sd / self.mean) ** 2)
         return math.exp(min(700.0, math.log(self.mean) - variance / 2 + math.sqrt(variance) * deviations))
 
     def quantile(self, deviations: float) -> int:
-        """As _value, as a length."""
+        """The rounded and bounded length, as _value."""
         return max(self.low, round(self._value(deviations)))
 
 
 @dataclass(frozen=True)
 class Listed:
-    """Lengths in this order, from the start again when they are used up."""
+    """Lengths in this order; the list repeats when it is used up."""
 
     values: tuple[int, ...]
 
 
-Length = int | tuple[int, int] | Spread | Listed  # one length; uniform between two, both included; a law; a list
+Length = (
+    int | tuple[int, int] | Spread | Listed
+)  # a constant; uniform over a range, both ends included; a distribution; a list
 
 
 def length_at(length: Length, seed: list[int], index: int) -> int:
-    """Request number `index`'s length."""
+    """The length of request number `index`."""
     if isinstance(length, int):
         return length
     if isinstance(length, Listed):
@@ -100,9 +102,10 @@ def parse(text: str) -> Length:
 
 
 def read_csv(path: Path) -> tuple[Listed, Listed]:
-    """Prompt and output lengths, a request a line, from a CSV file with the columns prompt_tokens and output_tokens.
+    """Prompt and output lengths, one request per line, from a CSV file with the columns prompt_tokens and
+    output_tokens.
 
-    Raises ServebookError for a file that cannot be read, lacks a column, or holds anything but positive counts.
+    Raises ServebookError for an unreadable file, a missing column, or a value that is not a positive integer.
     """
     columns = "prompt_tokens", "output_tokens"
     found: dict[str, list[int]] = {column: [] for column in columns}
@@ -121,19 +124,20 @@ def read_csv(path: Path) -> tuple[Listed, Listed]:
 
 
 def mean(length: Length, draws: int = 4096) -> float:
-    """The mean length; of a law with bounds that of so many draws."""
+    """The mean length; for a bounded distribution, the mean of this many draws."""
     if isinstance(length, Spread):
         return float(np.mean([length_at(length, [0], i) for i in range(draws)]))
     return float(length) if isinstance(length, int) else float(np.mean(_values(length)))
 
 
 def shortest(length: Length) -> int:
-    """The least tokens that a request may have."""
+    """The fewest tokens that a request can have."""
     return length.low if isinstance(length, Spread) else min(_values(length))
 
 
 def longest(length: Length) -> int:
-    """The most tokens that a request may have; of a law without an upper bound what 1 of 10,000 exceeds."""
+    """The most tokens that a request can have; for a distribution without upper bound, the length that 1 in 10,000
+    exceeds."""
     if isinstance(length, Spread):
         return length.high if length.high < UNBOUNDED else length.quantile(3.72)
     return max(_values(length))

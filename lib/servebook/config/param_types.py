@@ -1,4 +1,4 @@
-"""The strict base of every part of the parameters, and the types that their values share."""
+"""The strict base class of all parameter sections, and shared value types."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ CALIBRATION = "calibration"  # the sweep that the C = 1 points belong to
 
 
 def unfit(what: str, fix: str) -> PydanticCustomError:
-    """What a validator raises: the fault, and what to do about it, which strict_yaml puts at the end of its line."""
+    """The exception of a validator: the fault and its fix, which strict_yaml appends to its line."""
     return PydanticCustomError("unfit", "{what}", {"what": what, "fix": fix})
 
 
 def _name(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text):  # files and folders carry it
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text):  # used in file and folder names
         raise unfit(f"{text!r} is no name", "Use letters, digits, '.', '_' and '-', the first a letter or a digit")
     return text
 
@@ -37,7 +37,7 @@ def _sweep_name(text: str) -> str:
 
 
 def _once(values: list[Any]) -> list[Any]:
-    # rates to the digits that a point's name has: two points of one name would be one
+    # rates rounded to the digits of a point's name, so that two points cannot have the same name
     keys = [round(v, 3) if isinstance(v, float) else v for v in values]
     if again := [v for i, v in enumerate(values) if keys[i] in keys[:i]]:
         raise unfit(f"{again[0]} is given twice", "Keep one of them")
@@ -45,7 +45,7 @@ def _once(values: list[Any]) -> list[Any]:
 
 
 def _url(text: str) -> str:
-    if not is_server_url(text):  # not repeated in the message: it may hold a key
+    if not is_server_url(text):  # not repeated in the message, because it may contain a key
         raise unfit("this is no server's URL", "Write http://HOST:PORT, the port at most 65535")
     return text
 
@@ -58,18 +58,18 @@ Seconds = Positive
 Share = Annotated[float, Field(gt=0, le=1)]
 Port = Annotated[int, Field(gt=0, le=65535)]
 Url = Annotated[str, AfterValidator(_url)]
-# what the client has been measured with, and what is simulated within seconds a point
+# the range in which the client was measured and a point is simulated within seconds
 Clients = Annotated[int, Field(gt=0, le=20_000)]
 Requests = Annotated[int, Field(ge=0, le=20_000)]
 Rate = Annotated[float, Field(gt=0, le=10_000)]  # requests/s
-Once = AfterValidator(_once)  # of a list whose values name points
+Once = AfterValidator(_once)  # for a list whose values name points
 Name = Annotated[str, AfterValidator(_name)]
 RunName = Annotated[Name, AfterValidator(_run_name)]
 SweepName = Annotated[Name, AfterValidator(_sweep_name)]
 
 
 class Strict(BaseModel):
-    """Unknown keys are refused, and a value is of its type or refused: "8" is no number and 1.5 no count. A whole
-    number is accepted where a float is meant."""
+    """Rejects unknown keys and values of the wrong type: "8" is not a number and 1.5 not a count. An integer is
+    accepted as a float."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)

@@ -1,7 +1,7 @@
-"""A run's parameters: typed, strict, read from one YAML file. Sweeps stand in sweeps.py, requests in workloads.py.
+"""A run's parameters: typed, strict, read from one YAML file. Sweeps are in sweeps.py, workloads in workloads.py.
 
-`load(path)` refuses anything it does not know, naming the key, its line and the nearest valid name,
-before any work is done. Units are in the names; times are seconds, sizes bytes (GB = 1e9, GiB = 2**30).
+`load(path)` rejects unknown keys with one line that has the key, its line and the nearest valid name, before any work
+is done. Units are in the names; times are in seconds, sizes in bytes (GB = 1e9, GiB = 2**30).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = [
 
 
 class ModelParams(Strict):
-    """Which model. Exactly one of hub, path, config says where its shape (and weights) come from."""
+    """The model. Exactly one of hub, path and config gives its shape (and weights)."""
 
     hub: str | None = None  # Hugging Face id, e.g. Qwen/Qwen2.5-7B-Instruct
     path: str | None = None  # local folder with config.json (relative to the parameter file)
@@ -76,22 +76,22 @@ class ModelParams(Strict):
         return self
 
 
-UNLESS_GIVEN = Field(exclude_if=lambda value: value is None)  # left out of what a run stores
+UNLESS_GIVEN = Field(exclude_if=lambda value: value is None)  # not stored in the run folder
 
 
 class HardwareFigures(Strict):
-    """Datasheet figures for hardware that the catalog does not hold."""
+    """Datasheet figures of hardware that is not in the catalog."""
 
     name: str
     tensor_tflops: Positive  # dense, in the model's dtype, 1e12 FLOP/s
     memory_bandwidth_gb_per_s: Positive  # 1e9 bytes/s
     memory_gib: Positive
-    # to the other GPUs of its machine, one direction, 1e9 bytes/s; 16 lanes of PCIe 4 unless given
+    # bandwidth to the other GPUs of the machine, one direction, 1e9 bytes/s; default: 16 lanes of PCIe 4
     link_gb_per_s: Annotated[Positive | None, UNLESS_GIVEN] = None
-    # what kernels and launches are like on it: constants follow from it, as from a catalog card's
+    # the generation decides the priors of kernel and launch constants, as for a catalog card
     generation: Annotated[Generation | None, UNLESS_GIVEN] = None
-    attention_backend: Annotated[str | None, UNLESS_GIVEN] = None  # vLLM's on it, unless that of its generation
-    # dense rates by what is multiplied, where they are not tensor_tflops
+    attention_backend: Annotated[str | None, UNLESS_GIVEN] = None  # vLLM's attention backend; default: the generation's
+    # dense rates by operand type, where they differ from tensor_tflops
     fp16_tflops: Annotated[Positive | None, UNLESS_GIVEN] = None
     bf16_tflops: Annotated[Positive | None, UNLESS_GIVEN] = None
     fp8_tflops: Annotated[Positive | None, UNLESS_GIVEN] = None
@@ -102,11 +102,11 @@ class HardwareFigures(Strict):
 
 
 class HardwareParams(Strict):
-    """Which device, by name or by its figures, and what an hour of it costs."""
+    """The device, by name or by its figures, and its price per hour."""
 
     gpu: str | None = None  # a catalog name, or "detect"
     figures: HardwareFigures | None = None
-    price_per_hour: NotNegative = 0.0  # of the machine, all GPUs that the run uses
+    price_per_hour: NotNegative = 0.0  # price of the machine with all GPUs of the run
     currency: str = "USD"
 
     @model_validator(mode="after")
@@ -117,7 +117,7 @@ class HardwareParams(Strict):
 
 
 class CalibrationPoint(Strict):
-    """A closed-loop measurement at C = 1 that the predictor may learn from."""
+    """A closed-loop measurement at C = 1 for calibrating the predictor."""
 
     prompt_tokens: Count
     output_tokens: Count
@@ -125,18 +125,18 @@ class CalibrationPoint(Strict):
 
 
 class Load(Strict):
-    """How the client loads a server, and when a point is over."""
+    """How the client loads a server, and when a point ends."""
 
     jitter_s: NotNegative = 0.05  # a client waits U(0, jitter) before its next request
-    warmup_requests: Requests = 10  # first max(C, this) completions are not measured
-    min_requests: Annotated[Requests, Field(gt=0)] = 20  # measured completions a point needs at least
+    warmup_requests: Requests = 10  # the first max(C, this) completions are not measured
+    min_requests: Annotated[Requests, Field(gt=0)] = 20  # least measured completions of a point
     max_requests: Annotated[Requests, Field(gt=0)] = 400
-    max_rounds: Annotated[Requests, Field(gt=0)] | None = None  # closed loop: so many requests of every client at most
+    max_rounds: Annotated[Requests, Field(gt=0)] | None = None  # closed loop: at most this many requests per client
     min_seconds: NotNegative = 10
-    max_seconds: Seconds = 120  # warm-up included; a point ends here whatever it has
+    max_seconds: Seconds = 120  # warm-up included; at this limit a point ends in any case
     request_timeout_s: Seconds = 600
-    # vLLM runs its fused sampler only for requests that set top_p or top_k; with neither, and greedily, its native one
-    # is measured. No request carries a seed of its own: that would switch the fused one off too.
+    # vLLM uses its fused sampler only for requests that set top_p or top_k; otherwise, and for greedy decoding, the
+    # native sampler is measured. Requests carry no seed, because a seed would disable the fused sampler, too.
     temperature: NotNegative = 0.0
     top_p: Share | None = None
     top_k: Count | None = None
@@ -144,10 +144,11 @@ class Load(Strict):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
 
     def least_and_most(self, concurrency: int | None) -> tuple[int, int]:
-        """Measured requests of a point: so many at least before it may end, so many at most.
+        """Measured requests of a point: (minimum before it may end, maximum).
 
-        They grow with a closed loop's concurrency, as its clients move in waves: two rounds of them at least, and whole
-        ones. None: an open loop."""
+        Both grow with the concurrency of a closed loop, because its clients move in waves: at least two rounds, and
+        whole rounds only. None: an open loop.
+        """
         c = concurrency or 1
         least = max(self.min_requests, 2 * c)
         most = -(-max(self.max_requests, 2 * least) // c) * c
@@ -207,7 +208,7 @@ class RunParams(Strict):
         return self
 
     def _check_target(self, unused: dict[str, None]) -> None:
-        """The service level's target names a workload of this run, and a trace where it replays one."""
+        """Check that the target's workload exists and has a trace if the target replays one."""
         target = self.slo.target
         if target is None:
             return
@@ -237,7 +238,7 @@ class RunParams(Strict):
         sweep.with_workloads(self.workloads)
 
     def calibration_points(self, engine: str) -> list[PointSpec]:
-        """The C = 1 points that the predictor may learn from, in the order given."""
+        """The C = 1 points for calibration, in the order given."""
         return [
             PointSpec(
                 CALIBRATION,
@@ -253,9 +254,9 @@ class RunParams(Strict):
         ]
 
     def sweep_points(self, sweep: str, engine: str, capacity_per_s: float | None = None) -> list[PointSpec]:
-        """The points of one sweep for one engine, cheapest load first; none where the engine takes no part.
+        """The points of one sweep for one engine, lowest load first; none if the engine is not part of the sweep.
 
-        capacity_per_s: the request rate that shares_of_capacity are shares of; without it such a sweep has no points.
+        capacity_per_s: the request rate that shares_of_capacity refer to; without it such a sweep has no points.
         """
         s = self.sweeps[sweep]
         if s.engines is not None and engine not in s.engines:
@@ -266,12 +267,12 @@ class RunParams(Strict):
 def load(path: Path | str) -> RunParams:
     """Read and validate a parameter file.
 
-    Raises ServebookError with file, line and key for anything unreadable, unknown or mistyped; the first
-    fault is shown, with the number of further ones.
+    Raises ServebookError with file, line and key for anything unreadable, unknown or of the wrong type. It reports the
+    first fault and the number of further ones.
     """
     path = Path(path)
     try:
-        with path.open("rb") as file:  # a device may have no end
+        with path.open("rb") as file:  # a device file may be endless
             text = file.read(4 * yaml_nodes.LONGEST_TEXT + 1).decode("utf-8")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
@@ -289,7 +290,7 @@ def load(path: Path | str) -> RunParams:
 
 
 def loads(text: str, where: str = "params", base: Path = Path()) -> RunParams:
-    """As load, from the YAML text itself; `where` names it in messages, traces are looked for in `base`."""
+    """As load, from YAML text; `where` names it in messages, `base` is the folder of relative trace paths."""
     params = strict_yaml.validate(text, RunParams, where)
     for name, workload in params.workloads.items():
         if workload.trace is not None:
@@ -304,5 +305,5 @@ def loads(text: str, where: str = "params", base: Path = Path()) -> RunParams:
 
 
 def dump(params: RunParams) -> str:
-    """The resolved parameters as YAML, defaults included."""
+    """The resolved parameters as YAML, including defaults."""
     return yaml.safe_dump(params.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -24,11 +24,11 @@ from .base import RunningEngine
 
 
 def start(params: RunParams, name: str, run_dir: Path, *, base: Path) -> RunningEngine:
-    """Start the engine `name` of a run and return it once it answers; it is the caller's to stop.
+    """Start the engine `name` of a run and return it once it answers; the caller must stop it.
 
-    Writes engines/<name>.log and engines/<name>.json in the run's folder. base: the folder that relative model paths
-    start from. Raises ServebookError where it cannot run here, ends at start, does not answer in time, finds its port
-    in use, or (one that runs elsewhere) is not there.
+    Writes engines/<name>.log and engines/<name>.json in the run's folder. base: the folder of relative model paths.
+    Raises ServebookError if it cannot run here, ends at start, does not answer in time, finds its port in use, or (a
+    server that runs elsewhere) does not answer.
     """
     kind = _kind(params, name)
     records.clear_stale(run_dir, name)
@@ -42,7 +42,7 @@ def join(run_dir: Path, name: str) -> RunningEngine | None:
 
 
 def restart(params: RunParams, name: str, run_dir: Path, base: Path) -> RunningEngine:
-    """A new engine in place of one that failed, whoever of this run started that; it is the caller's to stop.
+    """A new engine in place of one that failed, whoever in this run started it; the caller must stop it.
 
     Raises ServebookError as start does, and for a server that runs elsewhere and does not answer.
     """
@@ -51,13 +51,13 @@ def restart(params: RunParams, name: str, run_dir: Path, base: Path) -> RunningE
 
 
 def installed_version(params: RunParams, name: str) -> str | None:
-    """The version that a start of the engine would bring, None where that is not known before."""
+    """The version that the engine would have, None if it is not known before its start."""
     version: str | None = _kind(params, name).version()
     return version
 
 
 def check(params: RunParams, name: str) -> str | None:
-    """Why the engine cannot run on this machine, None where nothing speaks against it. Starts nothing."""
+    """Why the engine cannot run on this machine, None if it can. Starts nothing."""
     reason: str | None = _kind(params, name).why_not(params.engines[name])
     return reason
 

@@ -1,4 +1,4 @@
-"""What every engine offers, whoever started it: where it answers, whether it lives, why not, and its end."""
+"""What every engine offers, whoever started it: its URL, whether it lives, why it failed, and stopping it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from .http import answers, http_status
 
-HEALTH_S = 10.0  # a server that says nothing on /health for so long is frozen, however loaded
+HEALTH_S = 10.0  # a server that does not answer /health for this long counts as frozen, even under load
 
 
 class RunningEngine:
-    """A server that answers. `owned`: this object ends it; a joined engine or a foreign URL is left running.
+    """A server that answers. `owned`: this object ends it; a joined engine or a server at a URL is left running.
 
-    url: base without /v1; model: the name to send; facts: what it said of itself (keys of facts.FACT_KEYS).
+    url: base without /v1; model: the name to send; facts: the server's facts (keys: facts.FACT_KEYS).
     """
 
-    kind: str  # the module in this package that knows it
-    health_is_free = True  # a stranger's page may cost its owner (LiteLLM makes a completion of every model)
+    kind: str  # the module of its kind in this package
+    health_is_free = True  # a page of an unknown server may be expensive (LiteLLM makes a completion of every model)
 
     def __init__(
         self, name: str, url: str, model: str, facts: dict[str, Any], *, owned: bool, log: Path | None = None
@@ -27,11 +27,11 @@ class RunningEngine:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the server, None for one that runs elsewhere."""
+        """Process id of the server, None if it runs elsewhere."""
         return self.facts.get("pid")
 
     def alive(self) -> bool:
-        """Whether the server still runs; for one that runs elsewhere, whether it answers."""
+        """Whether the server still runs; if it runs elsewhere, whether it answers."""
         return answers(self.url, self.key()) is not None
 
     def wait(self, seconds: float) -> None:
@@ -41,13 +41,13 @@ class RunningEngine:
             time.sleep(min(0.2, left))
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last lines of its log, '' where there is none."""
+        """The last lines of its log, '' if there is none."""
         from .logs import tail
 
         return "\n".join(tail(self.log, lines)) if self.log else ""
 
     def fault(self, deadline_s: float = 60.0) -> str | None:
-        """Why it no longer serves, None where it answers a request of one token within the deadline."""
+        """Why it no longer serves; None if it answers a one-token request within the deadline."""
         if not self.alive():
             return self._how_it_ended() if self.log else f"no longer answers at {self.url}"
         health: list[tuple[str, Any, float]] = [("/health", None, min(HEALTH_S, deadline_s))]
@@ -58,7 +58,7 @@ class RunningEngine:
             asked = time.monotonic()
             status = http_status(self.url + path, body, timeout_s=within_s, key=self.key())
             if status is None:
-                self.wait(within_s - (time.monotonic() - asked))  # refused: what is left of it may be ending
+                self.wait(within_s - (time.monotonic() - asked))  # connection refused: the server may be about to end
             if status is None and self.alive():
                 return f"hangs: no answer from {path} within {within_s:g} s"
             if status is None:
@@ -78,10 +78,10 @@ class RunningEngine:
         return f"ended ({how})" + (f": {why}" if (why := logs.cause(lines)) else "")
 
     def stop(self) -> None:
-        """End it if it is ours, with everything it started; returns when nothing is left."""
+        """End it with all processes it started, if it is owned; returns when nothing is left."""
 
     def key(self) -> str | None:
-        """The API key that its requests need, None where they need none."""
+        """The API key that its requests need, None without one."""
         return None
 
     def __enter__(self) -> RunningEngine:

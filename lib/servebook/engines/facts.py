@@ -1,6 +1,6 @@
-"""What a server says of itself: vLLM 0.26 to 0.33 by its API, metrics and start-up log, SGLang by its own page.
+"""Facts that a server reports: vLLM 0.26 to 0.33 by API, metrics and start-up log, SGLang by its info page.
 
-Every reading is optional: a line that is missing or worded differently leaves its fact None ("not reported").
+Every fact is optional: if a line is missing or worded differently, its fact is None ("not reported").
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from .http import get_json, http_get, served_models
 
-# Keys of every engine's facts; None is "not reported".
+# keys of every engine's facts; None: not reported
 FACT_KEYS = (
     "kind", "name", "url", "pid", "version", "model", "attention_backend", "kv_cache_tokens", "kv_cache_gib",
     "max_num_batched_tokens", "max_num_seqs", "max_model_len", "prefix_caching", "chunked_prefill", "async_scheduling",
@@ -22,14 +22,14 @@ FACT_KEYS = (
 INTEGER = r"([\d,]+)"
 NUMBER = r"([\d.]+)"
 
-# fact → patterns, the first that matches wins; the last occurrence in the log counts (a retried start writes again)
+# fact → patterns; the first matching pattern wins, and its last occurrence in the log (a restart logs again)
 NUMBERS: dict[str, tuple[str, ...]] = {
     "kv_cache_tokens": (rf"KV cache size: {INTEGER} tokens",),
     "kv_cache_gib": (rf"Available KV cache memory: {NUMBER} GiB", rf"set \({NUMBER}/[\d.]+\) GiB for KV cache"),
     "max_num_batched_tokens": (
         rf"Chunked prefill is enabled with max_num_batched_tokens={INTEGER}",
         rf"'max_num_batched_tokens': {INTEGER}",
-        # the upper end of the range that steps are compiled for is the token budget
+        # the upper end of the compiled range is the token budget
         r"compile_ranges_(?:endpoints|split_points)': \[(?:\d+, )*(\d+)\]",
     ),
     "max_num_seqs": (rf"'max_num_seqs': {INTEGER}",),
@@ -46,7 +46,7 @@ TEXTS = {
     "kv_cache_dtype": r"[( ,]kv_cache_dtype=(\w+)",
     "dtype": r"[( ,]dtype=torch\.(\w+)",
     "device": r"[( ,]device_config=(\w+)",
-    # what was picked at start-up; a request without top-p or top-k, or with a seed of its own, takes the native one
+    # the sampler chosen at start-up; a request without top-p and top-k, or with its own seed, uses the native one
     "sampler": r"Using (\w+) for top-p (?:&|and) top-k sampling",
 }
 
@@ -57,7 +57,7 @@ def blank_facts(**known: Any) -> dict[str, Any]:
 
 
 def vllm_facts(url: str, log: Path, *, flags: list[str], cpu_threads: str | None) -> dict[str, Any]:
-    """Facts of a vLLM server that answers, from all it offers; see FACT_KEYS. cpu_threads: None on a GPU."""
+    """Facts of an answering vLLM server from all sources; see FACT_KEYS. cpu_threads: None on a GPU."""
     facts = from_log(log.read_text(errors="replace") if log.exists() else "")
     facts = merge(facts, from_flags(flags))
     facts = merge(facts, from_metrics((http_get(f"{url}/metrics") or b"").decode(errors="replace")))
@@ -68,13 +68,13 @@ def vllm_facts(url: str, log: Path, *, flags: list[str], cpu_threads: str | None
         facts["threads"] = int(cpu_threads) if cpu_threads.isdigit() else None
         facts["attention_backend"] = facts["attention_backend"] or "CPU"
         facts["cuda_graphs"] = False
-        # vLLM's CPU platform turns it off whatever was asked (platforms/cpu.py)
+        # vLLM's CPU platform disables it, whatever was requested (platforms/cpu.py)
         facts["async_scheduling"] = False
     return {**facts, "flags": flags}
 
 
 def merge(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """The first's facts, with the second's where the first has none."""
+    """The first's facts, completed with the second's."""
     return {**first, **{k: v for k, v in second.items() if v is not None and first.get(k) is None}}
 
 
@@ -100,7 +100,7 @@ def from_log(text: str) -> dict[str, Any]:
 
 
 def from_flags(flags: list[str]) -> dict[str, Any]:
-    """Facts that are settled by the flags the server was started with."""
+    """Facts that follow from the server's start flags."""
     given = dict(zip(flags, [*flags[1:], ""], strict=False))
     found: dict[str, Any] = {
         key: int(given[flag]) for key in ("max_num_batched_tokens", "max_num_seqs", "max_model_len")
@@ -136,10 +136,10 @@ def from_metrics(text: str) -> dict[str, Any]:
 
 
 def from_sglang(told: dict[str, Any]) -> dict[str, Any]:
-    """Facts from SGLang's /get_server_info: its arguments with their defaults resolved, and its scheduler's limits.
+    """Facts from SGLang's /get_server_info: its arguments with resolved defaults, and its scheduler's limits.
 
-    chunked_prefill_size bounds a prefill step; unlike vLLM, SGLang decodes in steps of their own unless
-    enable_mixed_chunk is on. What is not of the kind that it should be counts as not reported.
+    chunked_prefill_size limits a prefill step. Unlike vLLM, SGLang decodes in separate steps unless enable_mixed_chunk
+    is on. Values of the wrong type count as not reported.
     """
     if "max_total_num_tokens" not in told:
         return {}

@@ -1,13 +1,14 @@
-"""Runs one server and outlives it: `python guard.py [--grace S] -- COMMAND...`. Of servebook it imports nothing.
+"""Runs one server and ends all its processes: `python guard.py [--grace S] -- COMMAND...`. Needs no servebook.
 
 The owner holds the write end of this process's stdin. When that pipe closes (the owner stopped the engine, or died,
-even by SIGKILL) or on SIGTERM, the server gets SIGTERM, what it leaves behind too, and after the grace period whatever
-is left gets SIGKILL. A second SIGTERM skips the grace. Orphans of the server are reparented to this process, so a
-worker that outlives its parent (vLLM's engine core does) is found and ended as well.
+even by SIGKILL), or on SIGTERM, the server and its remaining children get SIGTERM, and after the grace period SIGKILL.
+A second SIGTERM skips the grace period. Orphans of the server are reparented to this process, so that a worker that
+outlives its parent (vLLM's engine core does) is found and ended, too.
 
-The server may open as many files as the system allows, up to OPEN_FILES: a shell's 1,024 are 1,000 clients.
+The server may open as many files as the system allows, up to OPEN_FILES; a shell's limit of 1,024 allows about 1,000
+clients.
 
-First line on stdout: {"pid": server's pid}. Exit status: the server's, 128 + N where signal N ended it.
+First line on stdout: {"pid": server's pid}. Exit status: the server's, 128 + N if signal N ended it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ OPEN_FILES = 65_536
 
 
 def _prctl(option: int, value: int) -> None:
-    with contextlib.suppress(OSError, AttributeError):  # not on Linux: no reparenting, the process group must do
+    with contextlib.suppress(
+        OSError, AttributeError
+    ):  # not Linux: no reparenting, only the process group can be signalled
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
@@ -45,7 +48,7 @@ def _allow_open_files() -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """Living processes below `root`, zombies left out."""
+    """Living processes below `root`, without zombies."""
     found = []
     for child in psutil.Process(root).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -55,7 +58,8 @@ def descendants(root: int) -> list[int]:
 
 
 class Guard:
-    """The server as a child, from its start to the end of all it started. Raises OSError where it cannot start."""
+    """The server as a child process, from its start to the end of all its processes. Raises OSError if it cannot
+    start."""
 
     def __init__(self, command: list[str], grace_s: float) -> None:
         self.grace_s = grace_s
@@ -70,7 +74,7 @@ class Guard:
             signal.signal(number, self._on_stop)
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         _allow_open_files()
-        # The server dies with the guard: a SIGKILL of the guard itself must not leave it behind
+        # the server dies with the guard: a SIGKILL of the guard must not leave it behind
         self.server = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True,
             preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
@@ -80,7 +84,7 @@ class Guard:
         self.stop_signals += 1
 
     def run(self) -> int:
-        """Wait for the server, the owner or a signal, whichever ends first; returns the exit status."""
+        """Wait for the server, the owner or a signal, whichever comes first; returns the exit status."""
         print(json.dumps({"pid": self.server.pid}), flush=True)
         owner = 0
         while self.status is None and not self.stop_signals:
@@ -89,7 +93,7 @@ class Guard:
                 break
             self._drain()
             self._reap()
-        if self.status is not None:  # by itself: the log is where whoever finds it gone will look
+        if self.status is not None:  # it ended by itself: note that in the log
             how = f"exit status {self.status}" if self.status <= 128 else signal.Signals(self.status - 128).name
             print(f"\n[servebook] the server ended: {how}", file=sys.stderr, flush=True)
         self._end()
@@ -101,7 +105,7 @@ class Guard:
                 pass
 
     def _reap(self) -> None:
-        """Collect every child that ended, the server and adopted orphans alike."""
+        """Collect all ended children, the server and adopted orphans alike."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -122,7 +126,7 @@ class Guard:
         before = self.stop_signals
         while left := self._left():
             urgent = time.monotonic() > deadline or self.stop_signals > before
-            # The server first: an orderly one ends its own workers, and says less in its log when they do not vanish
+            # the server first: an orderly one ends its workers and logs fewer errors if they do not vanish
             targets = left if urgent or self.status is not None else [self.server.pid]
             for pid in targets:
                 if urgent or pid not in asked:
@@ -138,7 +142,7 @@ class Guard:
 
 
 def main(arguments: list[str]) -> int:
-    """The program; 2 for arguments that are none, 127 for a command that cannot be started."""
+    """The program; 2 for missing arguments, 127 for a command that cannot be started."""
     grace_s = 15.0
     if arguments[:1] == ["--grace"]:
         grace_s, arguments = float(arguments[1]), arguments[2:]

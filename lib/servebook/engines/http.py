@@ -1,4 +1,4 @@
-"""Asks a server about itself over HTTP: its pages, its models, its health. Nothing raises; no answer is None."""
+"""HTTP requests to a server about itself: pages, models, health. Nothing raises; no answer gives None."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import urllib.request
 from typing import Any
 from urllib.parse import urlsplit
 
-LONGEST_PAGE = 1 << 24  # bytes that are read of one
+LONGEST_PAGE = 1 << 24  # most bytes read from a page
 
 
 def http_get(url: str, *, timeout_s: float = 5.0, key: str | None = None) -> bytes | None:
@@ -22,7 +22,7 @@ def http_get(url: str, *, timeout_s: float = 5.0, key: str | None = None) -> byt
 
 
 def http_status(url: str, json_body: Any, *, timeout_s: float, key: str | None = None) -> int | None:
-    """The status of the answer to a GET, or to a POST where there is a body; None where none comes in time."""
+    """The status of the answer to a GET, or to a POST if there is a body; None without an answer in time."""
     try:
         with _open(url, json.dumps(json_body).encode() if json_body else None, timeout_s, key) as answer:
             answer.read(LONGEST_PAGE)
@@ -34,22 +34,22 @@ def http_status(url: str, json_body: Any, *, timeout_s: float, key: str | None =
 
 
 def answers(url: str, key: str | None = None) -> int | None:
-    """The status of an answer to /v1/models, None where there is none, or a gateway's for a server that is not there.
+    """The status of the answer to /v1/models; None without one, or if a gateway answers for an absent server.
 
-    A page that a server does not have, or that fails (transformers serve without a Hub cache), is an answer too.
+    A page that the server lacks, or that fails (transformers serve without a Hub cache), counts as an answer.
     """
     status = http_status(f"{url}/v1/models", None, timeout_s=5.0, key=key)
     return None if status in (502, 503, 504) else status
 
 
 def healthy(url: str, *, timeout_s: float) -> bool:
-    """Whether /health says so; a server without such a page has nothing against it."""
+    """Whether /health reports success; a server without that page counts as healthy."""
     status = http_status(f"{url}/health", None, timeout_s=timeout_s)
     return status is not None and (status < 300 or status == 404)
 
 
 class _SameHost(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to the same host only: the key is not for another."""
+    """Follows redirects to the same host only, because the key must not reach another host."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
@@ -59,7 +59,7 @@ class _SameHost(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-# No proxy of the environment, whatever the server's address: the load client uses none, for it would be measured too
+# no proxy from the environment: the load client uses none either, because it would be measured with the server
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _SameHost)
 
 
@@ -70,7 +70,7 @@ def _open(url: str, body: bytes | None, timeout_s: float, key: str | None) -> An
 
 
 def get_json(url: str, **options: Any) -> Any:
-    """The JSON at a URL, None where there is none."""
+    """The JSON at a URL, None if there is none."""
     body = http_get(url, **options)
     try:
         return None if body is None else json.loads(body)
@@ -79,7 +79,7 @@ def get_json(url: str, **options: Any) -> Any:
 
 
 def served_models(url: str, key: str | None = None) -> list[dict[str, Any]]:
-    """Entries of /v1/models, [] where the server does not answer with any."""
+    """Entries of /v1/models, [] if the server returns none."""
     answer = get_json(f"{url}/v1/models", key=key)
     data = answer.get("data") if isinstance(answer, dict) else None
     listed = data if isinstance(data, list) else []

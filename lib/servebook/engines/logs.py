@@ -1,4 +1,4 @@
-"""Reads servers' logs for people: the last lines, and the one line that says why a server died."""
+"""Reading of server logs: the last lines, and the line that explains why a server ended."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ PREFIX = re.compile(
     r"(\d{2}-\d{2} \d{2}:\d{2}:\d{2}\s+)?(\[[\w./]+:\d+\]\s*)?"
 )
 CAUSE = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Za-z_]*(?:Error|Exception|Interrupt|NotFound|Missing)\b(?:: .*)?$")
-# What vLLM says at the end of every failed start; the cause is further up.
+# vLLM's last message after every failed start; the cause is further up
 GENERIC = (
     "Engine core initialization failed",
     "EngineCore failed to start",
     "WorkerProc initialization failed",
     "EngineDeadError",
 )
-ENDED = re.compile(r"^\[servebook\] the server ended: (.*)$", re.M)  # guard.py's own word
+ENDED = re.compile(r"^\[servebook\] the server ended: (.*)$", re.M)  # guard.py's own message
 NOISE = re.compile(
     r"^(\s|$|[\^~]+$|\[servebook\]|Traceback|File \"|During handling|The above exception|warnings\.warn)"
 )
 
-# Text in a log → what to do about it.
+# text in a log → how to fix it
 FIXES = (
     ("torchvision::nms does not exist", "Uninstall torchvision: it does not match this torch"),
     ("No space left on device", "Free disk space (also /dev/shm) and run again"),
@@ -44,7 +44,7 @@ FIXES = (
 
 
 def tail(log: Path, lines: int, max_bytes: int = 262_144) -> list[str]:
-    """The last lines of a log file, [] where there is none."""
+    """The last lines of a log file, [] if there is no log."""
     try:
         with log.open("rb") as file:
             file.seek(0, 2)
@@ -56,14 +56,15 @@ def tail(log: Path, lines: int, max_bytes: int = 262_144) -> list[str]:
 
 
 def clean(line: str) -> str:
-    """A log line without vLLM's process, level, time and source marks."""
+    """A log line without vLLM's process, level, time and source prefix."""
     return PREFIX.sub("", line).rstrip()
 
 
 def cause(lines: list[str]) -> str:
-    """The line that tells why the server ended: its last own exception, else its last line that says anything.
+    """The line that explains why the server ended: its last own exception, else its last informative line.
 
-    Knows that vLLM's API server repeats "Engine core initialization failed" after the engine's real exception.
+    vLLM's API server repeats "Engine core initialization failed" after the engine's real exception; that line is
+    skipped.
     """
     texts = [clean(line) for line in lines]
     exceptions = [t for t in texts if CAUSE.match(t) and not any(g in t for g in GENERIC)]
@@ -75,6 +76,6 @@ def cause(lines: list[str]) -> str:
 
 
 def fix(lines: list[str], log: Path) -> str:
-    """What to do about it, from the log's own words; the log's place where nothing is known."""
+    """How to fix it, from the log's text; otherwise the log's path."""
     text = "\n".join(lines).lower()
     return next((advice for sign, advice in FIXES if sign.lower() in text), f"The whole log is {log}")

@@ -20,26 +20,26 @@ from .process import Launch, launch
 
 
 def start(params: RunParams, name: str, run_dir: Path, base: Path) -> RunningEngine:
-    """The naive engine of a run, once it answers. Raises ServebookError (see engines.start)."""
+    """Start the naive engine of a run; returns when it answers. Raises ServebookError (see engines.start)."""
     engine = params.engines[name]
     assert isinstance(engine, NaiveEngine)
     return launch(name, prepare(params, name, engine, run_dir, base), run_dir)
 
 
 def version() -> str | None:
-    """Transformers' version here, None where it is not installed."""
+    """The installed version of Transformers, None if it is not installed."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         return f"transformers {metadata.version('transformers')}"
     return None
 
 
 def why_not(_engine: NaiveEngine) -> str | None:
-    """Nothing speaks against it."""
+    """Always None: nothing prevents it from running."""
     return None
 
 
 def prepare(params: RunParams, name: str, engine: NaiveEngine, run_dir: Path, base: Path) -> Launch:
-    """The launch of a run's naive engine. Raises ServebookError where it cannot serve the model."""
+    """How to launch a run's naive engine. Raises ServebookError if it cannot serve the model."""
     where, m = f"engines.{name}", params.model
     if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("torch") is None:
         raise ServebookError("Transformers or torch is not installed", where, "`make report` installs the locked ones")

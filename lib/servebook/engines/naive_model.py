@@ -1,12 +1,12 @@
-"""A decoder run the plain way: Transformers, batch 1, greedy, a KV cache that grows (and is recopied) every step.
+"""A plain decoder: Transformers, batch size 1, greedy, with a KV cache that is copied as it grows every step.
 
-Also the process that decodes for naive_server.py (`python -m servebook.engines.naive_model --model DIR`). It is one of
-its own because HTTP in the same process takes the interpreter lock from the decode loop, 7–10 % of a small model's
-time per token.
+It is also the decoding process of naive_server.py (`python -m servebook.engines.naive_model --model DIR`). Decoding has
+a process of its own because HTTP in the same process competes for the interpreter lock, 7–10 % of a small model's time
+per token.
 
-Lines in: {"prompt": [ids], "max_tokens": N, "eos": [ids]}, or "stop" to end the request under way.
-Lines out: the facts as JSON when loaded; then for each request its token ids, each as soon as it is known, and "end",
-or "error TEXT".
+Input lines: {"prompt": [ids], "max_tokens": N, "eos": [ids]}, or "stop" to end the current request. Output lines: the
+facts as JSON after loading; then for each request its token ids, each as soon as it is known, and "end", or "error
+TEXT".
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 
 
 class NaiveModel:
-    """Loads a model and generates from it. Import of torch and Transformers happens here, not with the module.
+    """Loads a model and generates with it. torch and Transformers are imported here, not with the module.
 
-    device: "auto", "cpu" or "cuda"; dummy: random weights from config.json alone, nothing else is read.
+    device: "auto", "cpu" or "cuda"; dummy: random weights from config.json alone.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class NaiveModel:
         }  # fmt: skip
 
     def generate(self, prompt: list[int], max_tokens: int) -> Iterator[int]:
-        """Greedy tokens for a prompt of token ids, each yielded when it is known on the host."""
+        """Greedy tokens for a prompt of token ids, each yielded when the host has it."""
         torch = self._torch
         from transformers import DynamicCache
 
@@ -87,25 +87,26 @@ def _ids(eos: int | list[int] | None) -> frozenset[int]:
 
 
 def use_cores(*, decoding: bool) -> None:
-    """Keep this process off the other's cores: the last is for HTTP (and the load), the others are for decoding.
+    """Bind this process to all cores but the last, which is left to HTTP and the load client.
 
-    The vLLM engine leaves one core free too. Unbound, the system wakes the reader of a token on the core that wrote it,
-    ahead of the next step.
+    The vLLM engine leaves one core free, too. Without binding, the system wakes the token's reader on the core that
+    wrote it, ahead of the next step.
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) > 1:
         import psutil
 
-        for thread in psutil.Process().threads():  # those that a library has started already, too
+        for thread in psutil.Process().threads():  # including threads that a library has already started
             os.sched_setaffinity(thread.id, cores[:-1] if decoding else cores[-1:])
 
 
 def main() -> int:
-    """The program: load, tell the facts, serve requests until stdin closes; 1 where the model cannot be loaded."""
+    """The program: load the model, report the facts, serve requests until stdin closes; 1 if the model cannot be
+    loaded."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     options = parser.parse_args()
-    # Libraries print where they like: tokens go out on a descriptor of their own
+    # libraries print to stdout, so tokens use a descriptor of their own
     out = os.dup(1)
     os.dup2(2, 1)
     try:
@@ -129,7 +130,7 @@ def main() -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that say which model and how, shared with naive_server."""
+    """Command-line options of the model, shared with naive_server."""
     parser.add_argument("--model", required=True, help="a model folder or Hub id")
     parser.add_argument("--dummy", action="store_true", help="random weights; only config.json is read")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
@@ -144,7 +145,7 @@ def work(model: NaiveModel, requests: int, out: int) -> None:
     pending.register(requests, select.POLLIN)
     lines = os.fdopen(requests, "rb", buffering=0)
     while line := lines.readline():
-        if line.strip() == b"stop":  # for a request that had just ended
+        if line.strip() == b"stop":  # for a request that has just ended
             continue
         request = json.loads(line)
         eos = frozenset(request["eos"])

@@ -1,6 +1,6 @@
-"""OpenAI's completions as the naive server speaks them: requests checked, tokens turned into answers.
+"""The OpenAI completions API of the naive server: requests checked, tokens turned into answers.
 
-What it does not do (several choices, stop strings, logprobs …) is refused with status 400.
+Unsupported features (several choices, stop strings, logprobs …) are refused with status 400.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
-# Request keys that would change what is generated, with the values that change nothing.
+# Request keys that would change the output, with the values that have no effect
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "n": (None, 1), "best_of": (None, 1), "echo": (None, False), "logprobs": (None, False), "stop": (None, []),
     "stop_token_ids": (None, []), "suffix": (None, ""), "logit_bias": (None, {}), "min_tokens": (None, 0),
@@ -31,8 +31,8 @@ class BadRequest(Exception):
 
 @dataclass(frozen=True)
 class Served:
-    """What requests are checked against. facts: the worker's, with max_model_len (tokens), vocab and eos (ids).
-    tokenizer: of the tokenizers library, None where only token ids are taken."""
+    """What requests are validated against. facts: the worker's, with max_model_len (tokens), vocab and eos (ids).
+    tokenizer: of the tokenizers library, None if only token ids are accepted."""
 
     name: str
     facts: dict[str, Any]
@@ -40,7 +40,8 @@ class Served:
 
 
 class Job:
-    """One checked request: prompt (token ids), max_tokens, eos (ids that end it), stream, usage. Raises BadRequest."""
+    """One validated request: prompt (token ids), max_tokens, eos (ids that end it), stream, usage. Raises
+    BadRequest."""
 
     def __init__(self, body: Any, served: Served) -> None:
         if not isinstance(body, dict):
@@ -84,7 +85,7 @@ def _prompt_ids(prompt: Any, served: Served) -> list[int]:
 
 
 class Detokenizer:
-    """Token ids to text as it grows: '' while bytes of a character are missing, or where there is no tokenizer."""
+    """Token ids to text, incrementally: '' while bytes of a character are missing, or without a tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -103,13 +104,13 @@ class Detokenizer:
             return ""
         try:
             return self._stream.step(self._tokenizer, token) or ""
-        except Exception:  # random ids can form text that the stream's prefix check refuses: go on from here
+        except Exception:  # random ids can form text that the stream's prefix check rejects: continue from here
             self._stream = self._new()
             return ""
 
 
 def load_tokenizer(path: str, revision: str | None) -> Any:
-    """The model's tokenizer.json, None where it has none: only token ids are taken then."""
+    """The model's tokenizer.json, None if it has none; then only token ids are accepted."""
     from tokenizers import Tokenizer
 
     file = Path(path) / "tokenizer.json"
@@ -136,7 +137,7 @@ class Completion:
         self.finish: str | None = None
 
     def take(self, token: int) -> str:
-        """The text that a token adds; sets `finish` with the last one."""
+        """The text that a token adds; sets `finish` with the last token."""
         self.count += 1
         if token in self.job.eos:
             self.finish = "stop"
@@ -146,21 +147,21 @@ class Completion:
         return self.detokenizer.step(token)
 
     def usage(self) -> dict[str, int]:
-        """Token counts as OpenAI's API names them."""
+        """Token counts under the names of OpenAI's API."""
         prompt = len(self.job.prompt)
         return {"prompt_tokens": prompt, "completion_tokens": self.count, "total_tokens": prompt + self.count}
 
     def body(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        """The answer's object, or an event's, around its choices."""
+        """The JSON object of an answer or event around its choices."""
         head = {"id": self.id, "object": "text_completion", "created": self.created, "model": self.served.name}
         return {**head, "choices": choices, **more}
 
     def choice(self, text: str) -> dict[str, Any]:
-        """The one choice, with the finish reason where it is known."""
+        """The single choice, with the finish reason once known."""
         return {"index": 0, "text": text, "logprobs": None, "finish_reason": self.finish}
 
     async def whole(self, _: web.Request, tokens: AsyncGenerator[int]) -> web.StreamResponse:
-        """One JSON object when the last token is made; status 500 where the model fails."""
+        """The answer as one JSON object; status 500 if the model fails."""
         texts = []
         try:
             async with contextlib.aclosing(tokens) as made:
@@ -171,9 +172,10 @@ class Completion:
         return web.json_response(self.body([self.choice("".join(texts))], usage=self.usage()))
 
     async def stream(self, request: web.Request, tokens: AsyncGenerator[int]) -> web.StreamResponse:
-        """An event a token, written as it is made; a model that fails later than that says so in an event."""
+        """One event per token, written as soon as it is generated; a later failure of the model is reported in an
+        event."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        # Everything of an event but its text and finish reason stays the same: format it once
+        # everything in an event except text and finish reason is constant: format it once
         head, tail = json.dumps(self.body([])).split("[]")
         async with contextlib.aclosing(tokens) as made:
             try:
@@ -182,7 +184,7 @@ class Completion:
                         await response.prepare(request)
                     event = f"data: {head}[{json.dumps(self.choice(self.take(token)))}]{tail}\n\n"
                     await response.write(event.encode())
-            except ConnectionError:  # the client went away
+            except ConnectionError:  # the client disconnected
                 return response
             except Exception as error:
                 if not response.prepared:
@@ -206,5 +208,5 @@ def _error_body(status: int, message: str) -> dict[str, Any]:
 
 
 def refusal(status: int, message: str) -> web.Response:
-    """An error as OpenAI's API words it."""
+    """An error in the format of OpenAI's API."""
     return web.json_response(_error_body(status, message), status=status)

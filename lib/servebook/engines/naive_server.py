@@ -1,6 +1,6 @@
-"""The naive server: one request at a time, first come first served, tokens streamed as they are made.
+"""The naive server: one request at a time, first come first served, tokens streamed as they are generated.
 
-    python -m servebook.engines.naive_server --model DIR --port N [--dummy] [--device cpu|cuda] [--dtype bfloat16]
+python -m servebook.engines.naive_server --model DIR --port N [--dummy] [--device cpu|cuda] [--dtype bfloat16]
 
 /v1/completions (text or token ids, streaming or not; see naive_protocol), /v1/models, /health, /metrics, /facts.
 Decoding is greedy whatever the temperature.
@@ -60,11 +60,11 @@ class Worker:
 
     def __init__(self, process: asyncio.subprocess.Process, facts: dict[str, Any]) -> None:
         self.process, self.facts = process, facts
-        self._ending: asyncio.Task[None] | None = None  # reads what a request that was left still says
+        self._ending: asyncio.Task[None] | None = None  # reads the remaining output of an abandoned request
 
     @classmethod
     async def start(cls, arguments: list[str]) -> Worker | None:
-        """A worker that has loaded its model, None where it ended instead (it says why on stderr)."""
+        """A worker that has loaded its model, None if it ended instead (its stderr says why)."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", naive_model.__name__, *arguments,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=2**24,
@@ -74,10 +74,11 @@ class Worker:
         return cls(process, json.loads(line)) if line else None
 
     async def tokens(self, job: Job) -> AsyncGenerator[int]:
-        """A request's tokens. Closing it early ends the request with the step at hand, and waits for that."""
+        """A request's tokens. Closing the iterator early ends the request after the current step, and waits for
+        that."""
         assert self.process.stdout is not None
         request = {"prompt": job.prompt, "max_tokens": job.max_tokens, "eos": job.eos}
-        if self._ending is not None:  # who left was cut off a second time, while it waited for that
+        if self._ending is not None:  # the client's cancellation may come again while it waits for that
             await asyncio.shield(self._ending)
         self._tell(json.dumps(request).encode())
         ended = False
@@ -86,7 +87,7 @@ class Worker:
                 yield int(line)
             ended = True
         finally:
-            if not ended:  # the reader left, before the first token or between two
+            if not ended:  # the reader stopped, before the first token or between two
                 self._tell(b"stop")
                 self._ending = asyncio.ensure_future(self._until_end())
                 await asyncio.shield(self._ending)
@@ -94,7 +95,7 @@ class Worker:
             raise RuntimeError(line.decode().removeprefix("error ").strip() or "the model's process ended")
 
     def _tell(self, line: bytes) -> None:
-        """A line to the process; none once it has ended, which whoever reads its answer finds out."""
+        """Write a line to the process. If the process has ended, whoever reads its output notices."""
         assert self.process.stdin is not None
         if not self.process.stdin.is_closing():
             self.process.stdin.write(line + b"\n")
@@ -106,12 +107,12 @@ class Worker:
 
 
 class NaiveServer:
-    """The application: a worker that decodes, behind one FIFO lock."""
+    """The application: a decoding worker behind one FIFO lock."""
 
     def __init__(self, worker: Worker, served: Served) -> None:
         self.worker, self.served, self.facts = worker, served, served.facts
         self.metrics = Metrics()
-        self.lock = asyncio.Lock()  # wakes its waiters in the order they came
+        self.lock = asyncio.Lock()  # wakes its waiters in order of arrival
 
     def app(self) -> web.Application:
         """The routes."""
@@ -154,7 +155,7 @@ class NaiveServer:
         return await (answer.stream if job.stream else answer.whole)(request, self.tokens(job, arrived))
 
     async def tokens(self, job: Job, arrived: float) -> AsyncGenerator[int]:
-        """The job's tokens as they are made, once the lock is its own; closing it frees the lock."""
+        """The job's tokens as they are generated, once the job has the lock; closing it releases the lock."""
         metrics = self.metrics
         metrics.waiting.inc()
         try:
@@ -169,7 +170,7 @@ class NaiveServer:
                 async for token in made:
                     last = time.perf_counter()
                     count += 1
-                    metrics.generated.inc()  # as it is made: a client that counts what it sees must find the same
+                    metrics.generated.inc()  # counted as generated, so that the counter matches what a client has seen
                     if count == 1:
                         first = last
                         metrics.prompt.inc(len(job.prompt))
@@ -192,7 +193,7 @@ async def _answer(response: web.Response) -> web.Response:
 
 
 async def serve(options: argparse.Namespace, sock: socket.socket) -> int:
-    """Load the model, then answer on a bound socket until SIGTERM or SIGINT; requests under way are cut off then."""
+    """Load the model, then serve on a bound socket until SIGTERM or SIGINT; both cut off running requests."""
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
@@ -206,7 +207,7 @@ async def serve(options: argparse.Namespace, sock: socket.socket) -> int:
         naive_model.use_cores(decoding=False)
     name = options.served_model_name or options.model.rstrip("/").rpartition("/")[2]
     server = NaiveServer(worker, Served(name, worker.facts, load_tokenizer(options.model, options.revision)))
-    # handler_cancellation: a handler whose client went away is cancelled, in the queue too
+    # handler_cancellation: cancel the handler of a disconnected client, also while it waits for the lock
     runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     await web.SockSite(runner, sock, backlog=4096).start()
@@ -226,7 +227,7 @@ async def serve(options: argparse.Namespace, sock: socket.socket) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The program; 1 where the port is taken, the model cannot be loaded or its process ends."""
+    """The program; 1 if the port is taken, the model cannot be loaded or its process ends."""
     parser = argparse.ArgumentParser(prog="naive_server", description="A model behind one lock, one request at a time.")
     naive_model.add_arguments(parser)
     parser.add_argument("--served-model-name", help="the name that requests use (default: the last part of --model)")

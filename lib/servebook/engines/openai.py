@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible server: one that runs at a URL (found, asked, never ended), or one that `command` starts."""
+"""Any OpenAI-compatible server: one that already runs at a URL (never stopped), or one started by `command`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 
 class Remote(RunningEngine):
-    """A server at a URL; `alive` asks it, `stop` leaves it alone."""
+    """A server at a URL; `alive` sends it a request, `stop` leaves it running."""
 
     kind = "openai"
     health_is_free = False
@@ -50,12 +50,12 @@ def start(params: RunParams, name: str, run_dir: Path, base: Path) -> RunningEng
 
 
 def version() -> str | None:
-    """Only a server that runs tells its version."""
+    """Only a running server reports its version."""
     return None
 
 
 def why_not(engine: OpenAIEngine) -> str | None:
-    """Why it cannot be had: nothing answers at its URL, or its command's program is not there; else None."""
+    """Why it cannot be used: nothing answers at its URL, or its command's program is missing; else None."""
     if engine.url:
         url = engine.url.rstrip("/").removesuffix("/v1")
         key = os.environ.get(engine.api_key_env or "", "").strip() or None
@@ -70,7 +70,7 @@ def why_not(engine: OpenAIEngine) -> str | None:
 
 
 def prepare(params: RunParams, name: str, engine: OpenAIEngine, run_dir: Path, base: Path) -> Launch:
-    """The launch of a server by its `command`. Raises ServebookError for a placeholder that means nothing."""
+    """How to launch a server by its `command`. Raises ServebookError for an unknown placeholder."""
     command, served_as = engine.command or [], model.model_name(params.model)
     where = f"engines.{name}.command"
     values = {k: v for k, v in engine.model_dump().items() if isinstance(v, int | float | str)}
@@ -102,7 +102,7 @@ def prepare(params: RunParams, name: str, engine: OpenAIEngine, run_dir: Path, b
 
 
 def connect(name: str, engine: OpenAIEngine, run_dir: Path) -> Remote:
-    """The engine at the given URL. Raises ServebookError where it does not answer or lacks the model asked for."""
+    """The engine at the given URL. Raises ServebookError if it does not answer or lacks the requested model."""
     where = f"engines.{name}"
     assert engine.url
     url = engine.url.rstrip("/").removesuffix("/v1")
@@ -119,7 +119,7 @@ def connect(name: str, engine: OpenAIEngine, run_dir: Path) -> Remote:
     ids = [m["id"] for m in models]
     if not ids and not engine.model:
         raise ServebookError("the server lists no model", f"{where}.url", f"Name it: {where}.model")
-    # a list may leave out what is served (a model that was pinned, a wildcard): then a request of one token tells
+    # the list may omit a model that is served (a pinned model, a wildcard), so try a request of one token
     if engine.model and ids and engine.model not in ids and not _serves(url, key, engine):
         raise ServebookError(
             f"the server has no model {engine.model!r}", f"{where}.model", f"It serves {', '.join(ids[:5])}"
@@ -134,7 +134,7 @@ def connect(name: str, engine: OpenAIEngine, run_dir: Path) -> Remote:
 
 
 def _serves(url: str, key: str | None, engine: OpenAIEngine) -> bool:
-    """Whether the server answers a request of one token by the model of this name."""
+    """Whether the server answers a one-token request for the model of this name."""
     asked: dict[str, Any] = {"model": engine.model, "max_tokens": 1}
     asked |= {"messages": [{"role": "user", "content": "one"}]} if engine.chat else {"prompt": "one"}
     path = "/v1/chat/completions" if engine.chat else "/v1/completions"
@@ -146,7 +146,7 @@ def _started_facts(url: str, _log: Path, *, command: list[str]) -> dict[str, Any
 
 
 def _facts(url: str, key: str | None, entry: dict[str, Any]) -> dict[str, Any]:
-    """What the server says of itself: SGLang's own page where there is one, /version, the metrics' labels."""
+    """The server's facts: SGLang's own page if there is one, /version, labels of the metrics."""
     told = get_json(f"{url}/get_server_info", key=key)
     facts = blank_facts(**from_sglang(told if isinstance(told, dict) else {}))
     version = get_json(f"{url}/version", key=key)

@@ -1,4 +1,4 @@
-"""Ports on this machine: free ones, and whether a given one can be had."""
+"""TCP ports of this machine: finding free ones and checking given ones."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ LOOPBACK = "127.0.0.1"
 
 
 def free_port() -> int:
-    """A port nobody listens on now. Somebody else may still take it before it is bound: be ready to try again."""
+    """A port that nobody listens on. Another process may take it before it is bound: be ready to try again."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on the port (connections of the past in TIME_WAIT do not matter)."""
+    """Whether a server could listen on the port (old connections in TIME_WAIT do not matter)."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -28,7 +28,7 @@ def is_free(port: int) -> bool:
 
 
 def require_free(port: int, where: str) -> int:
-    """The port, or a ServebookError that names the key it was given with."""
+    """The port if it is free; otherwise a ServebookError that names its key."""
     if port > 65535:
         raise ServebookError(
             f"port {port} does not exist", where, "Ports end at 65535; leave the key out for a free one"

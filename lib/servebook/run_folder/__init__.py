@@ -1,4 +1,4 @@
-"""The folder of a run: what is in it, under which names, and how it is written and read.
+"""The folder of a run: its files, their names, reading and writing.
 
-File names and globs of a run are known here and nowhere else. Knows no charts and no page.
+File names and globs of a run are defined only here. Knows no charts and no page.
 """

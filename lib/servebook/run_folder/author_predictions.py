@@ -1,4 +1,4 @@
-"""What the posts' authors predicted before they measured: NAME.predicted.csv beside the published points."""
+"""Predictions that the posts' authors made before measuring: NAME.predicted.csv beside the published points."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ..common.measured_point import MeasuredPoint
 from ..config.points import CALIBRATION
 
-# the tables of a predicted.csv in the order in which a post arrived at them: the later one is its prediction
+# the tables of a predicted.csv in the order of a post; the last one is the post's prediction
 TABLES = ("decode_only", "mixed", "fifo")
 FIGURES = ("ttft_s", "tpot_s", "decode_tok_per_s", "output_tok_per_s")
 QUANTITY = re.compile(r"(\w+) at C=(\d+)$")
@@ -19,7 +19,7 @@ UNITS = {"s": "_s", "tok/s": ""}
 
 
 def read(points_csv: Path) -> list[dict[str, str]]:
-    """The rows of NAME.predicted.csv beside NAME.csv as they are; [] where there is no such file."""
+    """The rows of NAME.predicted.csv beside NAME.csv, unchanged; [] if there is no such file."""
     path = points_csv.with_name(f"{points_csv.stem}.predicted.csv")
     if not path.exists():
         return []
@@ -30,8 +30,8 @@ def read(points_csv: Path) -> list[dict[str, str]]:
 def curves(rows: Iterable[Mapping[str, str]], measured: Iterable[MeasuredPoint]) -> list[dict[str, Any]]:
     """The predicted figures of points: {"sweep", "engine", "concurrency", "metric", "predicted"}, each once.
 
-    rows: as `read` gives them, either a point a row (post 2) or a quantity a row (the write-up, its refined value where
-    it gives one). measured: the published points, which say what sweep and engine a quantity of the latter is of.
+    rows: from `read`, with either one point per row (post 2) or one quantity per row (the write-up; its refined value
+    if there is one). measured: the published points, which give the sweep and engine of such a quantity.
     """
     found: dict[tuple[str, str, int, str], float] = {}
     sweeps = {p.concurrency: (p.sweep, p.engine) for p in measured if p.sweep != CALIBRATION}

@@ -1,7 +1,8 @@
-"""predictions.json: predictions frozen before anything they predict is measured.
+"""predictions.json: predictions frozen before the points they predict are measured.
 
-An entry replaces what its stage had said before, as long as nothing was measured. One frozen later is `additional`: it
-holds only points that were not measured then, so of a point's predictions the newest is always the one that counts.
+As long as nothing is measured, a new prediction of a stage replaces the old one. Afterwards it is stored as an
+`additional` entry with only the points not measured by then. So the newest prediction of a point is always the valid
+one.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from .layout import RunFiles
 def freeze(
     run_dir: Path, stage: str, prediction: Prediction, measured: Collection[PointKey] | None = None
 ) -> StagePrediction:
-    """Write a prediction into predictions.json; returns the stage's standing entry (see above).
+    """Write a prediction into predictions.json; returns the stage's valid entry (see above).
 
     stage: "datasheet" or "calibrated:<engine>". As long as no point that the stage predicts is measured (for a
-    calibrated stage: one of that engine beyond its calibration), another prediction replaces the one before. After
-    that, what was frozen stands, and an additional entry is written for the points that are not measured yet and of
-    which the prediction is new. The same inputs, or nothing new, write nothing. A first entry although such a point
-    is measured says `late`: it was not frozen beforehand. measured: those points, if not all that the folder holds.
+    calibrated stage: no point of that engine beyond its calibration), a new prediction replaces the previous one.
+    Afterwards frozen predictions stay, and an additional entry is written for points that are not measured yet and have
+    a new prediction. Unchanged inputs, or nothing new, write nothing. The first entry of a stage is marked `late` if
+    such a point is already measured. measured: those points; default: all in the folder.
     """
     path = RunFiles(run_dir).predictions
     stored = files.read_json(path) or {"frozen": []}
@@ -53,7 +54,7 @@ def freeze(
         "time_utc": provenance.now_utc(),
         "inputs_sha256": digest,
         "servebook_version": __version__,
-        "late": overtaken and before is None,  # nothing had been frozen before the first measurement
+        "late": overtaken and before is None,  # nothing was frozen before the first measurement
         "additional": additional,
         "constants": prediction["constants"],
         "capacity_per_s": prediction["capacity_per_s"],
@@ -73,18 +74,18 @@ def frozen_capacity(run_dir: Path, stage: str) -> dict[str, float]:
 
 
 def _measured(run_dir: Path) -> set[PointKey]:
-    """Every point that is complete."""
+    """Every complete point."""
     return {p.key for p in results.read_points(run_dir)}
 
 
 def _held_out(key: PointKey, stage: str) -> bool:
-    """Whether the stage predicts the point without having seen it."""
+    """Whether the stage predicts the point without having been calibrated on it."""
     engine = stage.partition(":")[2]
     return not engine or (key[1] == engine and key[0] != CALIBRATION)
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN: what is not finite becomes null."""
+    """Infinite and NaN values as null, because JSON has neither."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -95,6 +96,6 @@ def _finite(value: Any) -> Any:
 
 
 def read(run_dir: Path) -> FrozenPredictions:
-    """The content of predictions.json, of earlier versions too; nothing frozen where there is none."""
+    """The content of predictions.json, also of earlier versions; an empty one if there is no file."""
     stored: FrozenPredictions | None = files.read_json(RunFiles(run_dir).predictions)
     return stored or {"frozen": []}

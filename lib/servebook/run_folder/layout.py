@@ -1,17 +1,17 @@
-"""The files of a run's folder: every name and pattern is here and nowhere else."""
+"""The files of a run's folder: every name and pattern is defined here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-OLD, LEFT_OUT = ".old", ".left_out"  # behind a file's name: an earlier attempt; of other parameters
-FAILED = ".failed.json"  # behind an engine's name: why it did not start
+OLD, LEFT_OUT = ".old", ".left_out"  # suffixes of a file's name: an earlier attempt; a point of other parameters
+FAILED = ".failed.json"  # suffix of an engine's name: why it did not start
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The paths of one run. A point's files lie under its sweep and engine and carry its name."""
+    """The paths of one run. A point's files are under its sweep and engine and have its name."""
 
     dir: Path
 
@@ -24,12 +24,12 @@ class RunFiles:
 
     @property
     def hardware(self) -> Path:
-        """The hardware as it was detected."""
+        """The detected hardware."""
         return self.dir / "hardware.json"
 
     @property
     def traces(self) -> Path:
-        """The traces that the run's workloads are of, copied."""
+        """Copies of the traces that the run's workloads use."""
         return self.dir / "traces"
 
     @property
@@ -39,22 +39,22 @@ class RunFiles:
 
     @property
     def peers(self) -> Path:
-        """What other predictors say of the points."""
+        """Other predictors' predictions of the points."""
         return self.dir / "peers.csv"
 
     @property
     def provenance(self) -> Path:
-        """Sessions: code, packages, machine."""
+        """Sessions: code, packages, machine, command."""
         return self.dir / "provenance.json"
 
     @property
     def time(self) -> Path:
-        """What the time went into, a line each."""
+        """What the time was spent on, one entry per line."""
         return self.dir / "time.jsonl"
 
     @property
     def preflight(self) -> Path:
-        """The checks of the machine that measured."""
+        """Results of the machine checks before measuring."""
         return self.dir / "preflight.json"
 
     @property
@@ -74,7 +74,7 @@ class RunFiles:
 
     @property
     def card(self) -> Path:
-        """The picture of a link to the page."""
+        """The preview picture for links to the page."""
         return self.dir / "card.png"
 
     @property
@@ -90,7 +90,7 @@ class RunFiles:
     # --- of an engine -------------------------------------------------------------------------------------------
 
     def engine_record(self, name: str) -> Path:
-        """What is known of an engine: facts, process."""
+        """Facts and process of an engine."""
         return self.dir / "engines" / f"{name}.json"
 
     def engine_log(self, name: str) -> Path:
@@ -109,7 +109,7 @@ class RunFiles:
     # --- of a point ---------------------------------------------------------------------------------------------
 
     def point(self, sweep: str, engine: str, point: str) -> Path:
-        """A complete point: that the file is there says that it is complete."""
+        """A complete point. The file's existence means that the point is complete."""
         return self.dir / "requests" / sweep / engine / f"{point}.json"
 
     def rows(self, sweep: str, engine: str, point: str) -> Path:
@@ -125,11 +125,11 @@ class RunFiles:
         return [p for p in self.dir.glob(f"requests/*/{engine}/*.json") if not p.name.startswith(".")]
 
     def point_folders(self) -> list[Path]:
-        """The folders that hold points, one a sweep and engine."""
+        """The folders with points, one per sweep and engine."""
         return list(self.dir.glob("requests/*/*"))
 
     def left_out(self) -> list[Path]:
-        """Stored points that these parameters do not have."""
+        """Stored points that are not in the current parameters."""
         return list(self.dir.glob(f"requests/*/*/*.json{LEFT_OUT}"))
 
     @property
@@ -139,7 +139,7 @@ class RunFiles:
 
     @property
     def prompts_salt(self) -> Path:
-        """What makes the prompts of this folder its own."""
+        """The salt that makes this folder's prompts unique."""
         return self.dir / "requests" / "prompts.salt"
 
     @property
@@ -159,19 +159,19 @@ class RunFiles:
         return self.dir / "stops" / f"{sweep}.{engine}.{point}.json"
 
     def limit(self, sweep: str, engine: str) -> Path:
-        """What a sweep's time limit left out."""
+        """The points that a sweep's time limit left out."""
         return self.dir / "stops" / f"{sweep}.{engine}.json"
 
     def stops(self) -> list[Path]:
-        """All of them."""
+        """All faults and limits."""
         return sorted((self.dir / "stops").glob("*.json"))
 
 
 def point_of(path: Path) -> tuple[str, str, str]:
-    """(sweep, engine, point) that a file of a point belongs to."""
+    """The (sweep, engine, point) of a point's file."""
     return path.parent.parent.name, path.parent.name, path.name.partition(".json")[0]
 
 
 def run_folders(parent: Path) -> list[Path]:
-    """The folders below `parent` that hold a run."""
+    """The folders below `parent` that contain a run."""
     return [path.parent for path in sorted(parent.glob("*/params.yaml"))]

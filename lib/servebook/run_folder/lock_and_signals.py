@@ -1,4 +1,4 @@
-"""One run at a time in a folder, and an end in order whatever asks for it."""
+"""One run at a time per folder, and orderly shutdown on signals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..common.errors import ServebookError
 
 @contextlib.contextmanager
 def single_run(run_dir: Path) -> Iterator[None]:
-    """Hold the run's folder. Raises ServebookError where another run holds it, or it cannot be written."""
+    """Lock the run's folder. Raises ServebookError if another run has locked it or it is not writable."""
     try:
         lock = (run_dir / ".lock").open("w")
     except OSError as error:
@@ -32,8 +32,8 @@ def single_run(run_dir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def single_sweep(run_dir: Path, sweep: str, engine: str) -> Iterator[None]:
-    """Hold a sweep on an engine while it is measured: two notebooks by hand would load the server both, and take each
-    other's rows for an earlier attempt's. Raises ServebookError where another one measures it."""
+    """Lock a sweep on an engine while it is measured: two notebooks would otherwise load the server at the same time
+    and treat each other's rows as an earlier attempt. Raises ServebookError if another process measures it."""
     path = run_dir / "requests" / f".{sweep}.{engine}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
@@ -48,7 +48,7 @@ def single_sweep(run_dir: Path, sweep: str, engine: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def not_running(run_dir: Path) -> Iterator[None]:
-    """Read the run's folder while no run writes there. Raises ServebookError where one does. Writes nothing."""
+    """Read the run's folder while no run writes to it. Raises ServebookError if one does. Writes nothing."""
     try:
         lock = (run_dir / ".lock").open()
     except OSError:  # no run has written here since it was stored
@@ -73,9 +73,10 @@ KEPT = "; what was measured is kept, run again to go on"
 
 @contextlib.contextmanager
 def orderly_signals(kept: str = KEPT) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and a closed terminal unwind, and engines and kernels end in order; the second time, at once.
+    """Ctrl-C, SIGTERM and a closed terminal stop engines and kernels in order; a second signal ends the process at
+    once.
 
-    kept: what is said then after "ended at once".
+    kept: appended to the message "ended at once".
     """
     asked = False
 
@@ -84,7 +85,7 @@ def orderly_signals(kept: str = KEPT) -> Iterator[None]:
         if asked:
             _end_now(kept)
         asked = True
-        # what is interrupted leaves tasks that nobody waits for; asyncio would show their tracebacks at the end
+        # an interruption leaves tasks that nobody awaits; asyncio would print their tracebacks at exit
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         raise KeyboardInterrupt
 
@@ -103,7 +104,7 @@ def orderly_signals(kept: str = KEPT) -> Iterator[None]:
 
 
 def _end_now(kept: str) -> None:
-    """SIGKILL to everything that this process brought about, and out."""
+    """SIGKILL all child processes and exit."""
     import psutil
 
     below = psutil.Process().children(recursive=True)

@@ -1,9 +1,9 @@
-"""A run as it is kept or published: everything that was frozen and measured, in a tenth of the space.
+"""A compact copy of a run: everything frozen and measured, in a tenth of the space.
 
-All request rows go into one rows.parquet (time stamps to a few microseconds; latencies are made from them again when
-read, the gaps between single tokens are left out, their percentiles stay in the points) and all server and GPU series
-into one series.parquet; results.py reads both. Logs, the model folder and executed notebooks are left out: `servebook
-report` makes the notebooks again from what is kept.
+All request rows go into one rows.parquet: time stamps to a few microseconds, from which latencies are recomputed; gaps
+between single tokens are dropped, their percentiles stay in the points. All server and GPU series go into one
+series.parquet. results.py reads both. Logs, the model folder and executed notebooks are left out; `servebook report`
+executes the notebooks again.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .lock_and_signals import not_running
 if TYPE_CHECKING:
     import pandas as pd
 
-FOLDERS = ("engines", "stops", "requests")  # their .json files: facts, what is missing and why, points
+FOLDERS = ("engines", "stops", "requests")  # their .json files: facts, missing points and why, points
 LEFT_OUT = ["gaps_ms", *results.DERIVED]
 
 
 def pack(run_dir: Path, into: Path) -> Path:
     """Write the compact copy of a stored run into a new or empty folder.
 
-    Raises ServebookError, also where the run is being written.
+    Raises ServebookError, also while the run is being written.
     """
     run_dir, into = Path(run_dir), Path(into)
     if not RunFiles(run_dir).params.exists():
@@ -72,7 +72,7 @@ def _pack(run_dir: Path, into: Path, points: list[MeasuredPoint]) -> Path:
 
 
 def _copy(path: Path, target: Path) -> None:
-    """A file as it is, JSON without the blanks that indent it."""
+    """A copy of a file; JSON is written without indentation."""
     if path.suffix == ".json":
         files.write_text(target, json.dumps(files.read_json(path), ensure_ascii=False, separators=(",", ":")) + "\n")
         return
@@ -88,7 +88,9 @@ def _write(frames: list[pd.DataFrame], path: Path) -> None:
         return
     table = pd.concat(frames, ignore_index=True).drop(columns=LEFT_OUT, errors="ignore")
     table = table.astype({c: kind for c in table if (kind := _narrow(table[c]))})
-    times = [c for c in table if table[c].dtype.kind == "f"]  # hardly ever twice the same: bytes of one place together
+    times = [
+        c for c in table if table[c].dtype.kind == "f"
+    ]  # values rarely repeat; splitting the bytes compresses better
     others = [c for c in table if c not in times]
     with files.writing(path) as scratch:
         table.to_parquet(
@@ -98,7 +100,7 @@ def _write(frames: list[pd.DataFrame], path: Path) -> None:
 
 
 def _narrow(column: pd.Series[Any]) -> str | None:
-    """float32 for measured times and gauges (of a 60 s point to 4 µs), whole numbers where all are whole and small."""
+    """float32 for measured times and gauges (4 µs for a 60 s point), small integers for whole numbers."""
     import numpy as np
     import pandas as pd
 

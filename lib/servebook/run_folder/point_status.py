@@ -1,8 +1,8 @@
-"""What of a run is done: which points still hold, why one is measured again, which are missing and why.
+"""The state of a run's points: which stay valid, which are measured again and why, which are missing and why.
 
-A point is kept as long as what it was made with (see `made_with`) stays the same. Points that a fault or a time limit
-cost are files under stops/, one each, until they are measured after all. Points that the parameters have no more lie
-under names that nothing reads, until they have them again.
+A point stays valid as long as the inputs of `made_with` are unchanged. A point lost to a fault or a time limit has a
+file under stops/ until it is measured. Points that are no longer in the parameters are renamed so that nothing reads
+them, and restored when the parameters contain them again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..hardware.catalog import Gpu
 from . import provenance, results
 from .layout import LEFT_OUT, OLD, RunFiles, point_of
 
-# Of a server's facts, those that decide its figures and are the same at every start with the same parameters
+# Server facts that affect the figures and are the same at every start with the same parameters
 FACTS = (
     "version", "attention_backend", "device", "max_num_batched_tokens", "max_num_seqs", "prefix_caching",
     "async_scheduling", "executor",
@@ -36,7 +36,7 @@ FACTS = (
 
 
 class RunState(Protocol):
-    """What the account needs to know of its run (stored_run.StoredRun)."""
+    """What PointStatus needs from its run (stored_run.StoredRun)."""
 
     params: RunParams
     dir: Path
@@ -46,7 +46,7 @@ class RunState(Protocol):
         """The hardware."""
 
     def facts(self, engine: str) -> dict[str, Any]:
-        """What a server reported when it last started."""
+        """The facts that a server reported at its last start."""
 
     def specs(self, engine: str, sweep: str) -> list[PointSpec]:
         """The points of one sweep on one engine."""
@@ -58,11 +58,11 @@ class RunState(Protocol):
         """Whether an engine takes part in a sweep."""
 
     def frozen(self, stage: str) -> StagePrediction | None:
-        """The standing prediction of a stage."""
+        """The valid prediction of a stage."""
 
 
 class PointStatus:
-    """The account of one run's points, kept in its folder."""
+    """The state of one run's points, stored in its folder."""
 
     def __init__(self, run: RunState) -> None:
         self._run, self._files = run, RunFiles(run.dir)
@@ -70,9 +70,9 @@ class PointStatus:
     # --- what a point was made with -----------------------------------------------------------------------------
 
     def made_with(self, spec: PointSpec) -> dict[str, Any]:
-        """What a point's figures depend on: the point, model, engine, load, GPU, torch, and the server's facts.
+        """The inputs that a point's figures depend on: point, model, engine, load, GPU, torch, server facts.
 
-        What is None, and a spec's defaults, are left out.
+        None values and a spec's defaults are left out.
         """
         run = self._run
         how: dict[str, Any] = {"mode": "json", "exclude_none": True}
@@ -92,11 +92,11 @@ class PointStatus:
         }
 
     def fingerprint(self, spec: PointSpec) -> str:
-        """Digest of what a point was made with; it is kept as long as that stays the same."""
+        """Digest of made_with; a point is kept as long as it is unchanged."""
         return provenance.sha256(self.made_with(spec))
 
     def kept(self, spec: PointSpec) -> bool:
-        """Whether the point is stored and still holds."""
+        """Whether the point is stored and still valid."""
         stored = self._stored(spec)
         if stored is None or stored.fingerprint == self.fingerprint(spec):
             return stored is not None
@@ -104,17 +104,18 @@ class PointStatus:
         return before is not None and self._same(before, spec, before)
 
     def todo(self, specs: Sequence[PointSpec]) -> list[PointSpec]:
-        """Those of a sweep's points that are to be measured now, in order."""
+        """The points of a sweep that must be measured now, in order."""
         missing = [s for s in specs if not self.kept(s)]
         todo = [s for s in missing if not self._past_limit(s)]
-        if todo == missing and specs:  # whatever a limit had left out is to be measured now, or is there
+        if todo == missing and specs:  # forget earlier limits: their points are measured now or already there
             self._files.limit(specs[0].sweep, specs[0].engine).unlink(missing_ok=True)
         return todo
 
     def missing(self, engine: str, sweeps: Sequence[str | None], installed: str | None) -> bool:
-        """Whether anything of these sweeps is still to be measured on the engine (None: its calibration).
+        """Whether any point of these sweeps (None: the calibration) is still to be measured on the engine.
 
-        installed: the engine's version on this machine, None where that is not known."""
+        installed: the engine's version on this machine, None if unknown.
+        """
         for sweep in sweeps:
             specs = self._run.specs(engine, sweep or points.CALIBRATION)
             unresolved = sweep is not None and not specs and self._run.frozen(f"calibrated:{engine}") is None
@@ -126,9 +127,9 @@ class PointStatus:
     # --- points of other parameters -----------------------------------------------------------------------------
 
     def sync_with_params(self) -> None:
-        """Put points of other parameters where nothing reads them, and take back those that are of these again.
+        """Hide points measured with other parameters; restore those that match again.
 
-        A sweep of shares of a capacity that is not predicted yet has no points so far: what is stored of it stays.
+        Points of a sweep with shares of a capacity stay while the capacity is not predicted yet.
         """
         run, ingredients = self._run, self._ingredients()
         has = {self._point_file(s): s for s in run.all_specs()}
@@ -143,15 +144,15 @@ class PointStatus:
                 _aside(path).replace(path)
 
     def _of_these(self, path: Path, spec: PointSpec, ingredients: Mapping[str, Any]) -> bool:
-        """Whether a stored point was made with these parameters, as far as that is known."""
+        """Whether a stored point was made with these parameters, as far as known."""
         stored = results.read_point_file(path)
         made_with = (stored and ingredients.get(str(stored.fingerprint))) or {}
         return self._same(made_with, spec, [k for k in ("spec", "model", "engine", "load") if k in made_with])
 
     def _same(self, before: Mapping[str, Any], spec: PointSpec, parts: Iterable[str]) -> bool:
-        """Whether a point was made with what it would be made with now.
+        """Whether a point's inputs equal the current ones.
 
-        A parameter that a later version added is the same as long as it has its default.
+        A parameter added by a later version counts as equal if it has its default.
         """
         now, run = json.loads(json.dumps(self.made_with(spec))), self._run
         asked = {"model": run.params.model, "engine": run.params.engines[spec.engine], "load": run.params.load}
@@ -165,7 +166,7 @@ class PointStatus:
         return True
 
     def left_out(self) -> str | None:
-        """How many stored points are of other parameters, as a sentence; None where there are none."""
+        """The number of stored points of other parameters, as a sentence; None if there are none."""
         count = len(self._files.left_out())
         if not count:
             return None
@@ -174,12 +175,12 @@ class PointStatus:
     # --- one point's way ----------------------------------------------------------------------------------------
 
     def start(self, spec: PointSpec) -> str | None:
-        """Note what a point is made with before it is measured, and set aside what stands there.
+        """Record the inputs of a point before it is measured, and set an earlier attempt aside.
 
-        Returns why it is measured again, None where it was not there.
+        Returns why it is measured again, None if there was no earlier attempt.
         """
         here = self._point_file(spec)
-        if _aside(here).exists() and not here.exists():  # of other parameters: it becomes an earlier attempt
+        if _aside(here).exists() and not here.exists():  # a point of other parameters becomes an earlier attempt
             _aside(here).replace(here)
         stored, why = self._stored(spec), None
         if stored:
@@ -199,17 +200,17 @@ class PointStatus:
         self._fault_file(spec).unlink(missing_ok=True)
 
     def mark_lost(self, spec: PointSpec, why: str, log: Sequence[str] = ()) -> None:
-        """Mark a point as not measured, for the report and the exit status; log: the engine's last lines."""
+        """Mark a point as not measured, for the report and the exit status. log: the engine's last lines."""
         record = {"sweep": spec.sweep, "engine": spec.engine, "points": [spec.point], "fault": True, "log": list(log)}
         files.write_json(self._fault_file(spec), {**record, "why": f"{spec.point} was not measured: {why}"})
 
     def mark_rest_lost(self, engine: str, sweep: str | None, why: str) -> None:
-        """Mark what is still to be measured of a sweep (None: the calibration) as not measured."""
+        """Mark the remaining points of a sweep (None: the calibration) as not measured."""
         for spec in self.todo(self._run.specs(engine, sweep or points.CALIBRATION)):
             self.mark_lost(spec, why)
 
     def stop_at_limit(self, left: Sequence[PointSpec]) -> str:
-        """Mark the points that a sweep's time limit leaves out, and say so."""
+        """Mark the points that a sweep's time limit leaves out, and return the message."""
         sweep, engine, names = left[0].sweep, left[0].engine, [s.point for s in left]
         minutes = self.limit_minutes(sweep, engine)
         why = f"stopped after {minutes:g} min, the limit set for {engine} here; not measured: {', '.join(names)}"
@@ -219,21 +220,21 @@ class PointStatus:
         return why
 
     def limit_minutes(self, sweep: str, engine: str) -> float | None:
-        """The time that the parameters give a sweep on an engine, None where they set none."""
+        """A sweep's time limit on an engine, None if there is none."""
         sweeps = self._run.params.sweeps
         return sweeps[sweep].minutes_per_engine.get(engine) if sweep in sweeps else None
 
     # --- what is missing ----------------------------------------------------------------------------------------
 
     def stopped(self) -> list[dict[str, Any]]:
-        """Points that are missing: sweep, engine, points, why; `fault` where the engine failed, with its last `log`."""
+        """Missing points: sweep, engine, point, why; `fault` and the last `log` lines if the engine failed."""
         found = [json.loads(f.read_text()) for f in self._files.stops()]
         now, engines = {*self._run.params.sweeps, points.CALIBRATION}, self._run.params.engines
         asked = [s for s in found if s["sweep"] in now and s["engine"] in engines]
         return [s for s in asked if {p.point for p in self._run.specs(s["engine"], s["sweep"])} & set(s["points"])]
 
     def unfinished(self) -> list[str]:
-        """Points that were predicted and neither measured nor lost for a reason that is told, a line a sweep."""
+        """Points that were predicted but neither measured nor lost for a recorded reason, one line per sweep."""
         told = {(s["sweep"], s["engine"], p) for s in self.stopped() for p in s["points"]}
         open_points: dict[tuple[str, str], list[str]] = {}
         for spec in self._run.all_specs():
@@ -245,7 +246,7 @@ class PointStatus:
         ]
 
     def faults(self, engine: str, sweep: str | None) -> list[str]:
-        """Points of a sweep (None: the calibration) that the engine's failing has cost, one line each."""
+        """Points of a sweep (None: the calibration) that were lost because the engine failed, one line each."""
         at = engine, sweep or points.CALIBRATION
         return [
             f"{s['sweep']}, {engine}: {s['why']}"
@@ -256,7 +257,7 @@ class PointStatus:
     # --- files --------------------------------------------------------------------------------------------------
 
     def _ingredients(self) -> dict[str, Any]:
-        """What points were made with, by fingerprint."""
+        """The inputs of points, by fingerprint."""
         return files.read_json(self._files.made_with) or {}
 
     def _point_file(self, spec: PointSpec) -> Path:
@@ -274,14 +275,14 @@ class PointStatus:
         return same_limit and (stopped.get("fingerprints") or {}).get(spec.point) == self.fingerprint(spec)
 
     def _why_again(self, spec: PointSpec, stored: MeasuredPoint) -> str:
-        """Which parameters of a stored point are others now."""
+        """The parameters of a stored point that have changed."""
         before = self._ingredients().get(str(stored.fingerprint))
         if before is None:
             return "its parameters or server changed" if stored.fingerprint else "it was not finished"
         return "; ".join(files.differences(before, json.loads(json.dumps(self.made_with(spec))))) or "nothing changed"
 
     def _set_aside(self, spec: PointSpec) -> None:
-        """Keep a point that is measured again, with its rows and series, under names that nothing reads."""
+        """Rename the files of a point that is measured again, so that nothing reads them."""
         rows = self._files.rows(*_key(spec))
         number = results.earlier_attempts(rows)
         for path in (rows, self._point_file(spec), self._files.series(*_key(spec))):
@@ -298,7 +299,7 @@ def _aside(path: Path) -> Path:
 
 
 def _cut_off(rows: Path) -> str:
-    """How far an attempt came that left rows and no point; a torn last row is repaired and named."""
+    """How far an unfinished attempt came; a truncated last row is cut off and reported."""
     try:
         found = results.read_rows(rows)
     except ServebookError as error:

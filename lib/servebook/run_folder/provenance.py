@@ -1,4 +1,4 @@
-"""What a run was made with: code, packages, machine, hardware, command. Never an environment variable's value."""
+"""What a run was made with: code, packages, machine, hardware, command. Never values of environment variables."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ PACKAGES = (
 
 
 def now_utc() -> str:
-    """The time as ISO 8601 text, UTC, whole seconds."""
+    """The current time, ISO 8601, UTC, whole seconds."""
     return datetime.now(UTC).replace(microsecond=0).isoformat().replace("+00:00", "Z")
 
 
 def sha256(value: Any) -> str:
-    """Hex digest of a JSON-able value, the same for the same content whatever the key order."""
+    """Hex digest of a JSON value, independent of the key order."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":"), default=str).encode()).hexdigest()
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that decide the figures, for those installed."""
+    """Versions of the installed packages that affect the figures."""
     found = {"servebook": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -43,8 +43,8 @@ def versions() -> dict[str, str]:
 
 
 def git_state(root: Path) -> dict[str, Any]:
-    """{'commit': str | None, 'changed': bool | None}; None where this is no git checkout."""
-    # The folder has to be a checkout of its own: a copy unpacked inside somebody's repository is not that commit
+    """{'commit': str | None, 'changed': bool | None}; None outside a git checkout."""
+    # the folder must be the checkout's root: a copy unpacked inside another repository is not that commit
     if not (root / ".git").exists():
         return {"commit": None, "changed": None}
     try:
@@ -56,7 +56,7 @@ def git_state(root: Path) -> dict[str, Any]:
 
 
 def locks(root: Path) -> dict[str, str]:
-    """Digest of each lock file whose pins are in force: every package that it pins is installed in that version."""
+    """Digest of each lock file whose pins all match the installed versions."""
     return {
         p.name: hashlib.sha256(p.read_bytes()).hexdigest()[:16]
         for p in sorted((root / "requirements").glob("*.lock")) if _in_force(p)
@@ -76,7 +76,7 @@ def _in_force(lock: Path) -> bool:
 
 
 def collect(root: Path, command: list[str] | None = None) -> dict[str, Any]:
-    """The record of one session of a run; `command` as the user typed it, without the folder it ran from."""
+    """The record of one session; `command` as typed, without its folder."""
     return {
         "started_utc": now_utc(),
         "command": " ".join(command) if command else None,

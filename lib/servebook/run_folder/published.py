@@ -1,4 +1,4 @@
-"""Measured points that somebody published: a CSV such as points.csv, and beside it what is known of their engines."""
+"""Published measured points: a CSV like points.csv, and a JSON file with facts about the engines."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ FIGURES = {"ttft_mean_s", "tpot_mean_s", "decode_tok_per_s", "output_tok_per_s"}
 
 
 def read(path: Path) -> tuple[list[MeasuredPoint], dict[str, Any]]:
-    """(the points of NAME.csv, columns as in points.csv; the content of NAME.facts.json beside it, {} without one).
+    """(the points of NAME.csv, columns as in points.csv; the content of NAME.facts.json, {} without one).
 
-    Raises ServebookError for a file that cannot be read, lacks a column that is NEEDED, or holds a value that no point
-    can have. Only an empty cell is a figure that was not told.
+    Raises ServebookError for an unreadable file, a missing column of NEEDED, or an impossible value. Only an empty cell
+    means that a figure was not published.
     """
     import pandas as pd
 
@@ -43,7 +43,7 @@ def read(path: Path) -> tuple[list[MeasuredPoint], dict[str, Any]]:
         raise ServebookError(
             f"lacks the columns {', '.join(sorted(missing))}", str(path), "outputs/published/README.md lists them"
         )
-    if not isinstance(frame.index, pd.RangeIndex):  # pandas takes the cells at the front for names of rows
+    if not isinstance(frame.index, pd.RangeIndex):  # pandas would take extra cells at the front as row names
         raise ServebookError("has more cells than the first line has names", str(path), "Quote a text that has a comma")
     if frame.empty:
         raise ServebookError("holds no points", str(path), "Add a line for every measured point below the names")
@@ -68,12 +68,12 @@ def read(path: Path) -> tuple[list[MeasuredPoint], dict[str, Any]]:
 
 
 def points(name: str) -> pd.DataFrame:
-    """The measured points of the posts' run `name`, such as a40-qwen2.5-7b, a row each; NaN: not published."""
+    """The measured points of the posts' run `name`, such as a40-qwen2.5-7b, one per row; NaN: not published."""
     import pandas as pd
 
     return pd.read_csv(FOLDER / f"{name}.csv")
 
 
 def shape(name: str) -> ModelShape:
-    """The shape of the model that the posts' run `name` serves: a packaged config of the name after the GPU's."""
+    """The model shape of the posts' run `name`: the packaged config named after the GPU in the name."""
     return load_shape(ModelParams(config=name.partition("-")[2], weights="dummy"), FOLDER)

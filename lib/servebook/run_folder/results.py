@@ -1,8 +1,8 @@
-"""A run's measured files: request rows appended as they end, one JSON object a point, points.csv, series.
+"""A run's measured files: request rows (appended as requests end), one JSON file per point, points.csv, series.
 
-Schemas: RequestRow and MeasuredPoint. Whole files are replaced atomically; rows are appended one line at a time, and a
-line that could not be written whole is taken back, so that a file only ever holds complete rows. A run that is kept
-(see pack) holds all rows in one rows.parquet and all series in one series.parquet.
+Schemas: RequestRow and MeasuredPoint. Whole files are replaced atomically. Rows are appended one line at a time, and an
+incomplete line is removed, so a file contains only complete rows. A packed run (see pack) has all rows in one
+rows.parquet and all series in one series.parquet.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROW_NUMBERS = frozenset(ROW_KEYS) - {"phase", "ok", "error", "gaps_ms"}
-DERIVED = ("ttft_s", "tpot_s", "e2e_s")  # of a row: follow from its time stamps and tokens
+DERIVED = ("ttft_s", "tpot_s", "e2e_s")  # columns that are recomputed from a row's time stamps and tokens
 
 
 class Rows(list[dict[str, Any]]):
-    """Request rows in the order they ended; `notes` says what had to be repaired to read them."""
+    """Request rows in the order they ended; `notes` lists repairs made while reading them."""
 
     notes: list[str]
 
 
 def rows_path(run_dir: Path, sweep: str, engine: str, point: str) -> Path:
-    """Where a point's request rows are."""
+    """The file of a point's request rows."""
     return RunFiles(run_dir).rows(sweep, engine, point)
 
 
 def point_path(run_dir: Path, sweep: str, engine: str, point: str) -> Path:
-    """Where a point is, once it is complete."""
+    """The file of a complete point."""
     return RunFiles(run_dir).point(sweep, engine, point)
 
 
 def series_path(run_dir: Path, sweep: str, engine: str, point: str) -> Path:
-    """Where a point's server and GPU series is."""
+    """The file of a point's server and GPU series."""
     return RunFiles(run_dir).series(sweep, engine, point)
 
 
@@ -61,12 +61,12 @@ def _write_fault(error: OSError, path: Path) -> ServebookError:
 
 
 def earlier_attempts(path: Path) -> int:
-    """How often the rows of a point were begun before: 0 when it is measured for the first time."""
+    """How many earlier attempts at the point have left rows: 0 when it is measured for the first time."""
     return len(list(path.parent.glob(f"{path.name}{OLD}*"))) + (path.exists() and path.stat().st_size > 0)
 
 
 class RowWriter:
-    """Appends rows to a point's file, each in one write; what an earlier, unfinished attempt left is set aside."""
+    """Appends rows to a point's file, each in one write; an earlier, unfinished attempt is renamed first."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -80,7 +80,7 @@ class RowWriter:
         self._size = 0
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append one row (ROW_KEYS), whole or not at all. Raises ServebookError."""
+        """Append one row (ROW_KEYS), completely or not at all. Raises ServebookError."""
         line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
         try:
             done = os.write(self._fd, line)
@@ -98,9 +98,9 @@ class RowWriter:
 
 
 def read_rows(path: Path) -> Rows:
-    """The rows of one point. A torn last line (the writer was killed) is cut off the file and noted.
+    """The rows of one point. A truncated last line (the writer was killed) is cut off and noted.
 
-    Raises ServebookError for a missing file or a line that is no JSON object.
+    Raises ServebookError for a missing file or a line that is not a JSON object.
     """
     rows = Rows()
     rows.notes = []
@@ -128,14 +128,14 @@ def read_rows(path: Path) -> Rows:
 
 
 def write_point(run_dir: Path, point: MeasuredPoint) -> Path:
-    """Store a complete point; its file's presence is what says that it is complete."""
+    """Store a complete point; the existence of its file means that it is complete."""
     path = point_path(run_dir, *point.key)
     files.write_json(path, files.finite(point.to_json()))
     return path
 
 
 def read_point_file(path: Path) -> MeasuredPoint | None:
-    """The point that a file holds; None where there is no file, or another JSON value."""
+    """The point in a file; None if there is no file or it holds another JSON value."""
     stored = files.read_json(path)
     if not isinstance(stored, dict) or "point" not in stored:
         return None
@@ -146,18 +146,18 @@ def read_point_file(path: Path) -> MeasuredPoint | None:
 
 
 def read_point(run_dir: Path, sweep: str, engine: str, point: str) -> MeasuredPoint | None:
-    """A complete point, or None when it is not there yet."""
+    """A complete point, None if it does not exist yet."""
     return read_point_file(point_path(run_dir, sweep, engine, point))
 
 
 def read_points(run_dir: Path) -> list[MeasuredPoint]:
-    """Every complete point of a run, by sweep, engine, then load in natural order."""
+    """All complete points of a run, ordered by sweep, engine and load."""
     found = [p for path in RunFiles(run_dir).points() if (p := read_point_file(path)) is not None]
     return sorted(found, key=lambda p: (p.sweep, p.engine, _natural(p.point_id)))
 
 
 def write_points_csv(run_dir: Path) -> Path:
-    """Rebuild points.csv from the points' own files."""
+    """Rebuild points.csv from the points' files."""
     points = [p.to_json() for p in read_points(run_dir)]
     further = sorted({k for p in points for k in p} - set(POINT_COLUMNS))
     path = RunFiles(run_dir).points_csv
@@ -176,7 +176,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, An
 
 
 def points_frame(run_dir: Path) -> pd.DataFrame:
-    """Every complete point as a DataFrame, columns POINT_COLUMNS and then whatever else the points carry."""
+    """All complete points as a DataFrame: POINT_COLUMNS, then the further columns of any point."""
     import pandas as pd
 
     points = [p.to_json() for p in read_points(run_dir)]
@@ -196,7 +196,7 @@ def rows_frame(run_dir: Path, sweep: str, engine: str, point: str) -> pd.DataFra
 
 
 def _numbers(frame: pd.DataFrame) -> pd.DataFrame:
-    """A quantity that nothing reported is NaN, not None: a column of None would make objects of the others it meets."""
+    """NaN instead of None in columns of quantities: a column of None would turn others into objects."""
     import pandas as pd
 
     numbers = NUMBER_COLUMNS | ROW_NUMBERS
@@ -204,7 +204,7 @@ def _numbers(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def series_frame(run_dir: Path, sweep: str, engine: str, point: str) -> pd.DataFrame:
-    """A point's server and GPU series (columns: load.metrics.SERIES_COLUMNS); empty where nothing was scraped."""
+    """A point's server and GPU series (columns: load.metrics.SERIES_COLUMNS); empty if nothing was scraped."""
     import pandas as pd
 
     path = series_path(run_dir, sweep, engine, point)
@@ -214,7 +214,7 @@ def series_frame(run_dir: Path, sweep: str, engine: str, point: str) -> pd.DataF
 
 
 def _with_latencies(rows: pd.DataFrame) -> pd.DataFrame:
-    """Packed rows with what follows from their time stamps: the definitions are latency's."""
+    """Packed rows with the latencies that follow from their time stamps (common.latency)."""
     if rows.empty:
         return rows
     begin = rows["sent_s"]
@@ -226,7 +226,7 @@ def _with_latencies(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _packed(path: Path, *place: str) -> pd.DataFrame:
-    """One point's part of a packed table, its whole numbers as pandas reads them from text."""
+    """One point's part of a packed table, with integer columns as pandas reads them from text."""
     import pandas as pd
 
     try:

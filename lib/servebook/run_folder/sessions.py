@@ -1,7 +1,7 @@
-"""When a run was worked on and what the time went into: provenance.json, time.jsonl, and the line of the moment.
+"""Sessions of a run and where their time went: provenance.json, time.jsonl, and the current status line.
 
-A session is one `servebook run`. Its length is written every few seconds, so that a killed one leaves it. What took
-long (a point, an engine's start or end) is a line of time.jsonl, also where a notebook run by hand did it.
+A session is one `servebook run`. Its length is written every few seconds, so a killed session has one, too. Every
+point, engine start and engine end is a line of time.jsonl, also when a notebook is run by hand.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from . import provenance, results
 from .layout import RunFiles
 
 HEARTBEAT_S = 10.0
-# What time is spent on (time.jsonl's "what"); a point's is lost until the point is kept
+# categories of time (time.jsonl's "what"); a point's time is LOST until the point is stored
 MEASURING, STARTING, ENDING, LOST = "measuring", "starting", "ending", "lost"
 
 
 class Sessions:
-    """The sessions of one run. One process at a time, the pipeline, has a session; a notebook run by hand has none."""
+    """The sessions of one run. Only the pipeline has a session, one at a time; a notebook run by hand has none."""
 
     def __init__(self, run: str, run_dir: Path) -> None:
         self._run, self._dir = run, run_dir
@@ -36,7 +36,7 @@ class Sessions:
         self._read_up_to = 0
 
     def begin(self, command: list[str] | None) -> None:
-        """Open this session's record in provenance.json and keep its length up to date until `end`."""
+        """Start this session's record in provenance.json and keep its length up to date until `end`."""
         record = self.provenance()
         record["sessions"].append(
             {**provenance.collect(files.ROOT, command), "gpu": hardware.snapshot(), "seconds": None, "faults": []}
@@ -49,11 +49,11 @@ class Sessions:
 
     def _beat(self) -> None:
         while not self._ended.wait(HEARTBEAT_S):
-            with contextlib.suppress(ServebookError):  # a full disk shows where figures are lost
+            with contextlib.suppress(ServebookError):  # a full disk is reported where figures would be lost
                 self.note(self._faults)
 
     def note(self, faults: list[str]) -> None:
-        """Write how long this session has run so far, and what has failed in it."""
+        """Write the session's length and its faults so far."""
         with self._writing:
             self._faults, record = faults, self.provenance()
             record["sessions"][-1].update(seconds=round(time.monotonic() - self._began, 1), faults=list(faults))
@@ -78,9 +78,9 @@ class Sessions:
 
     @contextlib.contextmanager
     def spending(self, what: str, **of: str) -> Iterator[dict[str, Any]]:
-        """Note how long the block took: what (MEASURING, STARTING, ENDING, LOST) of which engine and point.
+        """Record how long the block took, with the category (MEASURING, STARTING, ENDING, LOST), engine and point.
 
-        The block may change the note that it is given, "what" above all; it is written however the block ends.
+        The block may change the note that it gets, such as "what"; the note is written however the block ends.
         """
         note: dict[str, Any] = {"what": what, **of}
         began_utc, began = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
@@ -88,11 +88,14 @@ class Sessions:
             yield note
         finally:
             note |= {"began_utc": began_utc, "seconds": round(time.monotonic() - began, 3)}
-            with contextlib.suppress(OSError), self._time_file.open("a") as out:  # the account is never worth a run
+            with (
+                contextlib.suppress(OSError),
+                self._time_file.open("a") as out,
+            ):  # failing to record time must not fail the run
                 out.write(json.dumps(note) + "\n")
 
     def spent(self) -> list[dict[str, Any]]:
-        """The notes of time.jsonl, oldest first; [] where there are none (a run of an earlier version)."""
+        """The notes of time.jsonl, oldest first; [] if there are none (a run of an earlier version)."""
         return results.read_rows(self._time_file) if self._time_file.exists() else []
 
     # --- what is being done -------------------------------------------------------------------------------------
@@ -102,14 +105,14 @@ class Sessions:
         return self._dir / ".told"
 
     def tell(self, text: str) -> None:
-        """A line for the terminal of the session that runs; nothing where none does."""
+        """Send a line to the terminal of the running session; nothing happens without one."""
         with contextlib.suppress(OSError):
             if self._told_file.exists():
                 with self._told_file.open("a") as out:
                     out.write(text + "\n")
 
     def told(self) -> list[str]:
-        """The lines that were told since this was asked last."""
+        """The lines sent since the last call."""
         with contextlib.suppress(OSError), self._told_file.open() as lines:
             lines.seek(self._read_up_to)
             found = lines.read()
@@ -122,12 +125,12 @@ class Sessions:
         return self._dir / ".status"
 
     def set_status(self, text: str) -> None:
-        """Say what is being done now, for whoever watches from another process."""
-        with contextlib.suppress(OSError):  # a status line is never worth a run, nor a wait for the disk
+        """Set the current activity, for other processes that show it."""
+        with contextlib.suppress(OSError):  # a status line must neither fail the run nor wait for the disk
             self._status_file.write_text(text)
 
     def status(self) -> str:
-        """What the kernel is doing, one line, for the terminal."""
+        """The current activity of the kernel, one line, for the terminal."""
         try:
             return self._status_file.read_text()
         except OSError:

@@ -1,6 +1,6 @@
-"""A run's parameters as they are written in its folder, for pages: also those of an earlier version, or of half a run.
+"""A run's parameters as stored in its folder, for pages: also of an earlier version or an incomplete run.
 
-Nothing is validated and what is missing is empty; what works on a run reads them with params.load.
+Nothing is validated, and missing parts are empty; code that works on a run uses params.load.
 """
 
 from __future__ import annotations
@@ -14,6 +14,6 @@ from .layout import RunFiles
 
 
 def read(run_dir: Path) -> dict[str, Any]:
-    """The content of params.yaml, {} where there is none."""
+    """The content of params.yaml, {} if there is no file."""
     path = RunFiles(run_dir).params
     return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.exists() else {}

@@ -1,4 +1,4 @@
-"""A run's folder as it is read: shape, hardware, predictions, points, what came out of them. Measures nothing."""
+"""A stored run: shape, hardware, predictions, points, scores. Measures nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class StoredRun:
-    """One run: `params` (validated), `dir` (its folder), `base` (where relative paths in params start from)."""
+    """One run: `params` (validated), `dir` (its folder), `base` (the folder of relative paths in params)."""
 
     def __init__(self, run_params: params.RunParams, run_dir: Path, base: Path) -> None:
         self.params, self.dir, self.base = run_params, run_dir, base
@@ -40,12 +40,12 @@ class StoredRun:
 
     @cached_property
     def shape(self) -> model.ModelShape:
-        """The model's shape. Raises ServebookError where its config cannot be had."""
+        """The model's shape. Raises ServebookError if its config is not available."""
         return model.load_shape(self.params.model, self.base)
 
     @cached_property
     def gpu(self) -> hardware.Gpu:
-        """The hardware, detected once per run: a second session on the same folder must not move the prediction."""
+        """The hardware, detected once per run, so that a second session does not change the prediction."""
         stored = self.files.hardware
         if stored.exists():
             record = json.loads(stored.read_text())
@@ -58,7 +58,7 @@ class StoredRun:
         return gpu
 
     def facts(self, engine: str) -> dict[str, Any]:
-        """What a server said of itself when it last started, {} where it never did."""
+        """The facts that a server reported at its last start, {} without a start."""
         return files.read_json(self.files.engine_record(engine)) or {}
 
     def all_facts(self) -> dict[str, dict[str, Any]]:
@@ -66,16 +66,16 @@ class StoredRun:
         return {name: self.facts(name) for name in self.params.engines}
 
     def frozen(self, stage: str) -> StagePrediction | None:
-        """A stage's frozen prediction of every point (see frozen_predictions), None where nothing was frozen."""
+        """A stage's frozen prediction of every point (see frozen_predictions), None if nothing was frozen."""
         return standing.of_stage(self.predictions()["frozen"], stage)
 
     def frozen_points(self, engine: str) -> list[PredictedPoint]:
-        """The best prediction there is of an engine's points: calibrated, else from the datasheet."""
+        """The best frozen prediction of an engine's points: calibrated, otherwise from the datasheet."""
         entry = self.frozen(f"calibrated:{engine}") or self.frozen("datasheet")
         return [p for p in (entry["points"] if entry else ()) if p["engine"] == engine]
 
     def specs(self, engine: str, sweep: str) -> list[PointSpec]:
-        """The points of a sweep for an engine; shares of capacity become the rates that were frozen."""
+        """The points of a sweep for an engine; shares of capacity become the frozen rates."""
         if sweep == points.CALIBRATION:
             return self.params.calibration_points(engine)
         if known := self.params.sweep_points(sweep, engine):
@@ -86,44 +86,44 @@ class StoredRun:
         return self.params.sweep_points(sweep, engine, capacity)
 
     def all_specs(self) -> list[PointSpec]:
-        """Every point of the run that is known so far."""
+        """All points of the run that are known so far."""
         sweeps = (points.CALIBRATION, *self.params.sweeps)
         return [spec for engine in self.params.engines for sweep in sweeps for spec in self.specs(engine, sweep)]
 
     def takes_part(self, engine: str, sweep: str) -> bool:
-        """Whether a sweep is run on an engine."""
+        """Whether the sweep is run on the engine."""
         named = self.params.sweeps[sweep].engines
         return named is None or engine in named
 
     def sweep_names(self, kind: str) -> list[str]:
-        """Sweeps that are told as a kind (sweeps.SweepKind.told_as), in the parameters' order."""
+        """Sweeps that are reported as a kind (sweeps.SweepKind.report_as), in the parameters' order."""
         return [name for name, s in self.params.sweeps.items() if s.report_as == kind]
 
     def left_out(self) -> str | None:
-        """Stored points that these parameters do not have, as a sentence; None where there are none."""
+        """Stored points that are not in the parameters, as a sentence; None if there are none."""
         return self.point_status.left_out()
 
     def stopped(self) -> list[dict[str, Any]]:
-        """Points that are missing, each with the reason (see PointStatus.stopped)."""
+        """Missing points, each with its reason (see PointStatus.stopped)."""
         return self.point_status.stopped()
 
     def unfinished(self) -> list[str]:
-        """Points that nothing tells of: those of engines that failed to start are told by that."""
+        """Points that are missing without a recorded reason, except those of engines that failed to start."""
         return self.point_status.unfinished()
 
     # --- what came out ------------------------------------------------------------------------------------------
 
     def stored_points(self) -> list[MeasuredPoint]:
-        """Every complete point."""
+        """All complete points."""
         return results.read_points(self.dir)
 
     def points(self, engines: list[str] | None = None) -> pd.DataFrame:
-        """Every measured point, one row each (columns: MeasuredPoint), of all engines or those given."""
+        """All measured points, one per row (columns: MeasuredPoint), of all engines or the given ones."""
         frame = results.points_frame(self.dir)
         return frame if engines is None else frame[frame["engine"].isin(engines)].reset_index(drop=True)
 
     def requests(self, sweep: str) -> pd.DataFrame:
-        """Every request row of a sweep, with the point it belongs to."""
+        """All request rows of a sweep, with their point."""
         import pandas as pd
 
         frames = []
@@ -134,7 +134,7 @@ class StoredRun:
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
     def largest_series(self, sweep: str, engine: str) -> pd.DataFrame:
-        """The server's counters over time at the largest concurrency of a sweep; empty where it reported none."""
+        """The server's counters over time at the largest concurrency of a sweep; empty if it reported none."""
         import pandas as pd
 
         own = [p for p in self.stored_points() if p.sweep == sweep and p.engine == engine]
@@ -148,7 +148,7 @@ class StoredRun:
         return stored or {"frozen": []}
 
     def predictions(self) -> FrozenPredictions:
-        """The content of predictions.json, of it the points that these parameters have."""
+        """The content of predictions.json, reduced to the points of these parameters."""
         stored, has = self._all_predictions(), {(s.sweep, s.engine, s.point) for s in self.all_specs()}
         frozen: list[StagePrediction] = [
             {**e, "points": [p for p in e["points"] if standing.key(p) in has]} for e in stored["frozen"]
@@ -156,7 +156,8 @@ class StoredRun:
         return {**stored, "frozen": frozen}
 
     def baseline_points(self) -> list[PredictedPoint]:
-        """The posts' closed forms for this run: at the datasheet's rates, or each engine's at its first C = 1 point."""
+        """The posts' closed forms for this run: at the datasheet's rates, or at the rates of each engine's first C = 1
+        point."""
         rates = {}
         for engine, kind in self.engine_kinds().items():
             alone = [p for p in self.stored_points() if p.engine == engine and p.sweep == points.CALIBRATION]
@@ -173,32 +174,32 @@ class StoredRun:
         return closed_forms.baseline_points(self.params, self.shape, rates, self.all_facts())
 
     def author_points(self) -> list[PredictedPoint]:
-        """baseline_points by the name that notebooks used until 0.1."""
+        """baseline_points under the name used until 0.1."""
         warnings.warn("author_points is now baseline_points", DeprecationWarning, stacklevel=2)
         return self.baseline_points()
 
     @property
     def taught(self) -> set[tuple[int, int]]:
-        """calibration_workloads by the name that notebooks used until 0.1."""
+        """calibration_workloads under the name used until 0.1."""
         warnings.warn("taught is now calibration_workloads", DeprecationWarning, stacklevel=2)
         return self.calibration_workloads
 
     def scores(self) -> pd.DataFrame:
-        """Predictions of every stage against the points that were held out of calibration, the posts' way beside."""
+        """Predictions of every stage and the posts' closed forms, scored on the points not used for calibration."""
         from ..scoring import score
 
         stages = [*self.predictions()["frozen"], {"stage": closed_forms.STAGE, "points": self.baseline_points()}]
         return score.held_out(score.score(self.points(), stages), self.calibration_workloads)
 
     def beside_peers(self) -> pd.DataFrame:
-        """Other predictors' errors beside ours on the same points (see peers); empty where the run has no peers.csv."""
+        """Errors of other predictors and of this one on the same points (see peers); empty without a peers.csv."""
         return peers.beside(
             self.points(), self.predictions()["frozen"], peers.read(self.files.peers), self.calibration_workloads
         )
 
     @property
     def calibration_workloads(self) -> set[tuple[int, int]]:
-        """(prompt tokens, output tokens) of the C = 1 points that the predictor may learn from."""
+        """(prompt tokens, output tokens) of the C = 1 points used for calibration."""
         return {(p.prompt_tokens, p.output_tokens) for p in self.params.calibration}
 
     def engine_kinds(self) -> dict[str, str]:
@@ -207,13 +208,13 @@ class StoredRun:
 
     @property
     def main_engine(self) -> str:
-        """The engine that the headline is about: the first that batches, else the first."""
+        """The engine of the headline: the first with continuous batching, otherwise the first."""
         return next(
             (n for n, e in self.params.engines.items() if e.continuous_batching), next(iter(self.params.engines))
         )
 
     def shown_facts(self, engines: list[str]) -> dict[str, dict[str, Any]]:
-        """Facts without what names this machine's processes and folders."""
+        """Facts without names of this machine's processes and folders."""
         hidden = {"pid", "url", "process", "flags", "log"}
         return {n: {k: v for k, v in self.facts(n).items() if k not in hidden} for n in engines}
 
@@ -224,7 +225,7 @@ class StoredRun:
 
     @property
     def figures(self) -> Path:
-        """Where figures are written as files."""
+        """The folder of figure files."""
         return self.files.figures
 
     def failed_engines(self) -> dict[str, str]:
@@ -232,14 +233,14 @@ class StoredRun:
         return {name: json.loads(f.read_text())["why"] for name, f in self.files.engine_failures().items()}
 
     def cost(self) -> dict[str, float]:
-        """What the run took so far, by what the time went into, and what that cost (see analysis.run_cost)."""
+        """What the run took so far, by category of time, and its cost (see analysis.run_cost)."""
         from ..scoring import analysis
 
         spent = self.sessions.spent() or analysis.spent_on(self.stored_points(), self.all_facts())
         return analysis.run_cost(self.provenance()["sessions"], spent, self.params.hardware.price_per_hour)
 
     def notes(self) -> Any:
-        """The author's own words: notes/<run>.md, where it exists."""
+        """The author's text: notes/<run>.md, if it exists."""
         from IPython.display import Markdown
 
         path = files.ROOT / "notes" / f"{self.params.run}.md"
@@ -250,7 +251,7 @@ class StoredRun:
         return self.sessions.provenance()
 
     def seconds_left(self) -> float | None:
-        """Predicted wall time of the points still to be measured; None before there is a prediction."""
+        """Predicted wall time of the points still to be measured; None without a prediction."""
         left = [
             p["wall_s"]
             for engine in self.params.engines
