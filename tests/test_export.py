@@ -160,8 +160,13 @@ def test_kept_runs_compared_say_who_won_what_differs_and_what_is_not_comparable(
     page = compare([*sorted(reference.iterdir())], tmp_path / "c.html").read_text()  # with the README beside the runs
     claim = re.search(r'<p class="sb-claim">(.*?)</p>', page, re.DOTALL)[1]
     assert "h200-qwen2.5-7b-fp8 gives 1.27 to 1.4" in claim and "weights (fp8 against bfloat16)" in claim
-    assert "h200-qwen3-8b shares no point with h200-qwen2.5-7b" in page
-    assert "Engine hf" not in page and "Cheapest, per 1M output tokens" in page
+    assert "cost USD 0.099 against 0.13" in claim
+    assert "h200-qwen3-8b with h200-qwen2.5-7b: no load was measured in both" in page
+    assert "model (qwen3-8b against qwen2.5-7b)" in page and "Engine hf: measured in h200-qwen2.5-7b alone." in page
+    assert "h200-qwen2.5-7b-fp8: tok/s/user" in page and "h200-qwen2.5-7b-fp8: tok/s/GPU" in page
+    ids = set(re.findall(r'id="([^"]+)"', page))
+    assert all(target in ids for target in re.findall(r'href="#([^"]+)"', page))
+    assert ">Engine hf" not in page.partition('id="the-runs"')[2] and "Cheapest, per 1M output tokens" in page
 
 
 def test_a_post_keeps_folded_tables_and_its_figures_are_light(run: tuple[Path, Path], tmp_path: Path) -> None:

@@ -247,8 +247,17 @@ def label_ends(ax: Axes, ends: Sequence[tuple[str, float, float]], data: Data, g
     place_last(figure, push_apart)
 
 
+LONGEST_END = 10  # characters of a name that still fit right of a curve's end
+
+
+def long_names(data: Data) -> bool:
+    """Whether the curves' names are too long to stand at their ends."""
+    return max((len(name) for name in data.engines), default=0) > LONGEST_END
+
+
 def key(ax: Axes, data: Data, narrow: bool, extra: Sequence[Any] = (), band: bool = True) -> None:
-    """One short key above the first panel: what solid, dashed, band, hollow and × mean in this figure."""
+    """One short key above the first panel: what solid, dashed, band, hollow and × mean in this figure, and the names
+    of the curves where they are too long to stand at their ends."""
     ink = LIGHT["muted"]
     entries: list[Any] = []
     if len(data.measured):
@@ -270,9 +279,14 @@ def key(ax: Axes, data: Data, narrow: bool, extra: Sequence[Any] = (), band: boo
     if (data.points["verdict"] == "invalid").any():
         entries.append(Line2D([], [], color=ink, marker="x", markeredgewidth=2, linestyle="none", label="failed"))
     entries += extra
+    if long := long_names(data):
+        entries += [
+            Line2D([], [], color=look.colour, marker=look.marker, markersize=5, label=name)
+            for name, look in data.styles.items() if name in data.engines
+        ]  # fmt: skip
     if entries:
         figure = ax.figure
-        columns = 2 if narrow else len(entries)
+        columns = (1 if long else 2) if narrow else 3 if long else len(entries)
         figure.legend(
             handles=entries, loc="outside upper left", ncols=columns, handlelength=1.9, columnspacing=1.4, borderpad=0
         )

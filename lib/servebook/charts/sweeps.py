@@ -43,7 +43,7 @@ def _curves(
         drawn.append((ax, ends))
     _finish_x(data, x, pairs, x_label, canvas.narrow)
     lines.key(pairs[0][0], data, canvas.narrow)
-    for ax, ends in drawn:
+    for ax, ends in drawn if not lines.long_names(data) else ():
         lines.label_ends(ax, ends, data)
     found = [words.sentence(captions.trends(data, m, x, at)) for m in metrics]
     if len(metrics) > 1:

@@ -141,13 +141,13 @@ def _rate(own: pd.DataFrame, frame: pd.DataFrame, engine: str, rate: str, params
     cost = million(best[rate], price)
     same = frame[(frame["sweep"] == best["sweep"]) & (frame["engine"] != engine)]  # the same prompts and answers
     others = same.groupby("engine")[rate].max()
-    each = [f"{currency} {_money(million(v, price))} with {server_name(str(e), params)}" for e, v in others.items()]
+    each = [f"{currency} {money(million(v, price))} with {server_name(str(e), params)}" for e, v in others.items()]
     cheapest = f"; at these lengths it is at least {words.listing(each)}" if each else ""
     text = (
-        f"{text}{{}}, which makes {currency} {_money(cost)} per million output tokens at {currency} {price:.2f} an hour"
+        f"{text}{{}}, which makes {currency} {money(cost)} per million output tokens at {currency} {price:.2f} an hour"
     )
     what = f"{currency} per million output tokens at that peak ({currency} {price:.2f} an hour)"
-    cards.append(card(_money(cost), currency, what, f"at least {words.listing(each)}" if each else "", mark))
+    cards.append(card(money(cost), currency, what, f"at least {words.listing(each)}" if each else "", mark))
     before, after = text.split("{}")
     return f"{esc(before)}{mark}{esc(after + cheapest)}.", cards
 
@@ -189,7 +189,7 @@ def million(tok_per_s: float, price_per_hour: float) -> float:
     return price_per_hour / 3600 / tok_per_s * 1e6
 
 
-def _money(value: float) -> str:
+def money(value: float) -> str:
     return f"{value:,.2f}" if value >= 0.1 else words.number(value, 2)
 
 
@@ -201,8 +201,8 @@ def _factor(value: float) -> str:
     return f"{value:.1f}" if value < 10 else f"{value:,.0f}"
 
 
-def _doubt(row: Any, column: str = "verdict") -> Html:
-    return DOUBTED if row[column] == "suspect" or row.get(f"{column}_base") == "suspect" else Html("")
+def _doubt(row: Any, column: str = "verdict", mark: Html = DOUBTED) -> Html:
+    return mark if row[column] == "suspect" or row.get(f"{column}_base") == "suspect" else Html("")
 
 
 def conditions(params: Any, gpu: Any, provenance: Mapping[str, Any], facts: Mapping[str, Mapping[str, Any]]) -> Html:
@@ -244,18 +244,21 @@ def economics(points: Any, params: Any, *, engine: str | None = None) -> Html:
              "gpu": ("tok/s/GPU", words.number)}  # fmt: skip
     if price:
         frame["cost"] = [million(v, price) for v in frame[rate]]
-        shown["cost"] = (f"{currency} per 1M", _money)
+        shown["cost"] = (f"{currency} per 1M", money)
     tables = []
     for _, own in frame.groupby(["prompt_tokens", "output_tokens"], sort=True):
         of = f"{own['prompt_tokens'].iloc[0]:,.0f} tokens in, {own['output_tokens'].iloc[0]:,.0f} out"
         cost = f", and the price of a million output tokens at {currency} {price:g} an hour and GPU" if price else ""
         caption = f"{of}: tokens/s of one user (1 / TPOT) and of one GPU{cost or '; no price was given'}"
-        tables.append(_side_by_side(own, shown, caption))
+        tables.append(side_by_side(own, shown, caption))
     return Html("".join(tables))
 
 
-def _side_by_side(frame: pd.DataFrame, shown: Mapping[str, tuple[str, Any]], caption: str) -> Html:
-    """One row a concurrency; shown: column to (heading, format), once an engine."""
+def side_by_side(
+    frame: pd.DataFrame, shown: Mapping[str, tuple[str, Any]], caption: str, *, mark: Html = DOUBTED
+) -> Html:
+    """One row a concurrency; shown: column to (heading, format), once an engine (or what stands in its place); mark:
+    what a doubted point carries."""
     engines = sorted(frame["engine"].unique(), key=engine_order)
     levels = sorted(frame["concurrency"].unique())
     rows: dict[str, list[Any]] = {"C": [f"{c:.0f}" for c in levels]}
@@ -264,7 +267,8 @@ def _side_by_side(frame: pd.DataFrame, shown: Mapping[str, tuple[str, Any]], cap
             own = frame[frame["engine"] == name].drop_duplicates("concurrency").set_index("concurrency")
             title = f"{name}: {heading}" if len(engines) > 1 else heading
             rows[title] = [
-                Html(esc(form(own.loc[c, column])) + _doubt(own.loc[c])) if c in own.index else None for c in levels
+                Html(esc(form(own.loc[c, column])) + _doubt(own.loc[c], mark=mark)) if c in own.index else None
+                for c in levels
             ]
     return table(columns(rows), caption, right=tuple(list(rows)[1:]), fold=False)
 
@@ -279,4 +283,4 @@ def gpus_of(params: Any, engine: str) -> int:
     return product
 
 
-__all__ = ["answer", "conditions", "economics", "gpus_of", "load", "million", "server_name"]
+__all__ = ["answer", "conditions", "economics", "gpus_of", "load", "million", "money", "server_name", "side_by_side"]

@@ -20,7 +20,8 @@ from ..config.points import CALIBRATION
 from ..run_folder import frozen_predictions, results, stored_params
 from ..run_folder.layout import RunFiles
 from ..scoring import score, standing
-from .markup import Html, columns, esc, notes_box, table, where, with_range
+from . import run_differences
+from .markup import Html, columns, table, where, with_range
 from .page import Body, write_page
 from .render import downloads
 
@@ -70,12 +71,14 @@ def _body(runs: dict[str, dict[str, Any]]) -> Body:
     frame = _long(runs)
     base = next(iter(runs))
     ratios = ratio_frame(frame, base)
-    body.add(_headline(runs, ratios, base))
-    body.add(_apart(runs, ratios, base))
+    body.add(run_differences.headline(runs, ratios, base))
+    body.add(run_differences.apart(runs, frame, ratios, base))
     body.section("The runs")
     body.add(runs_table(runs))
     body.section("Ratios")
     body.add(ratio_table(ratios, base))
+    body.section("What one user gets, what a GPU gives, and what it costs")
+    body.add(run_differences.economics(runs, frame))
     for engine, own in frame.groupby("engine", sort=True):
         shared = own.groupby("workload")["run"].nunique()
         if not (shared > 1).any():
@@ -141,7 +144,7 @@ def runs_table(runs: dict[str, dict[str, Any]]) -> Html:
         rows["Model"].append(model.get("hub") or model.get("config") or model.get("path"))
         rows["Hardware"].append(run["gpu"] or hardware.get("gpu") or (hardware.get("figures") or {}).get("name"))
         rows["Weights"].append(model.get("quantization") or model.get("dtype"))
-        rows["KV cache"].append(_kv_cache(model))
+        rows["KV cache"].append(run_differences.kv_cache(model))
         rows["Engines"].append(", ".join(p.get("engines") or {}))
         rows["Points"].append(f"{len(run['points'])}")
         price = hardware.get("price_per_hour")
@@ -154,11 +157,6 @@ RUN_COLUMNS = ("Run", "Model", "Weights", "KV cache", "Hardware", "Engines", "Po
                "Cheapest, per 1M output tokens")  # fmt: skip
 
 
-def _kv_cache(model: Any) -> str | None:
-    kind = model.get("kv_cache_dtype")
-    return str(model.get("dtype") if kind in (None, "auto") else kind)
-
-
 def _cheapest(run: dict[str, Any]) -> str | None:
     """What a million output tokens cost at the run's best rate; None without a price."""
     hardware = run["params"].get("hardware") or {}
@@ -168,47 +166,6 @@ def _cheapest(run: dict[str, Any]) -> str | None:
         return None
     cost = hardware["price_per_hour"] / 3600 / rates.max() * 1e6
     return f"{hardware.get('currency', 'USD')} {words.number(cost, 2)} at {words.number(rates.max())} tok/s"
-
-
-def _headline(runs: dict[str, dict[str, Any]], ratios: pd.DataFrame, base: str) -> Html:
-    """Which run gives how much of the baseline's output rate, and what differs between the two."""
-    parts = []
-    for run, own in ratios.groupby("run", sort=False):
-        low, high = own["ratio"].min(), own["ratio"].max()
-        span = f"{words.number(low)} to {words.number(high)}" if high > 1.005 * low else words.number(low)
-        count = f"{len(own)} shared point{'s' * (len(own) > 1)}"
-        differs = words.listing(_differences(runs[str(run)], runs[base])) or "nothing that the parameters name"
-        parts.append(f"{run} gives {span} times the output tokens/s of {base} over {count}; they differ in {differs}.")
-    return Html(f'<p class="sb-claim">{esc(" ".join(parts))}</p>')
-
-
-def _differences(one: dict[str, Any], two: dict[str, Any]) -> list[str]:
-    """What two runs do not share, each with both values."""
-    found = []
-    for what, value in (
-        ("model", lambda r: _model(r["params"])), ("GPU", lambda r: r["gpu"]),
-        ("weights", lambda r: (m := r["params"].get("model") or {}).get("quantization") or m.get("dtype")),
-        ("KV cache", lambda r: _kv_cache(r["params"].get("model") or {})),
-    ):  # fmt: skip
-        mine, theirs = value(one), value(two)
-        if mine != theirs:
-            found.append(f"{what} ({mine} against {theirs})")
-    return found
-
-
-def _model(params: Any) -> Any:
-    model = params.get("model") or {}
-    return model.get("hub") or model.get("config") or model.get("path")
-
-
-def _apart(runs: dict[str, dict[str, Any]], ratios: pd.DataFrame, base: str) -> Html:
-    """Runs that share no point with the baseline, and what each has instead."""
-    lost = [name for name in runs if name != base and name not in set(ratios["run"])]
-    frame = _long({name: runs[name] for name in lost}) if lost else pd.DataFrame()
-    return notes_box(
-        "Not comparable",
-        [f"{name} shares no point with {base}: it has {_held(frame[frame['run'] == name])}" for name in lost],
-    )
 
 
 def ratio_frame(frame: pd.DataFrame, base: str) -> pd.DataFrame:
@@ -260,11 +217,14 @@ def ratio_table(ratios: pd.DataFrame, base: str) -> Html:
     shown = columns({
         "Point": [r.where for r in each], "Engine": [r.engine for r in each],
         "Run": [r.run for r in each], "Output tok/s": [words.number(r.output_tok_per_s) for r in each],
-        f"{base}": [words.number(r.output_tok_per_s_base) for r in each],
+        "Baseline": [words.number(r.output_tok_per_s_base) for r in each],
         "Ratio": [with_range(r.ratio, r.ratio_low, r.ratio_high, "×") for r in each],
         "TTFT ratio": [ratio(r.ttft_ratio) for r in each], "TPOT ratio": [ratio(r.tpot_ratio) for r in each],
     })  # fmt: skip
-    numbers = ("Output tok/s", base, "Ratio", "TTFT ratio", "TPOT ratio")
-    return table(
-        shown, f"Ratios to {base}; brackets: 95 % interval of the ratio of output rates", right=numbers, fold=False
-    )
+    # what is the same in every row is said once
+    same = {c: shown[c].iloc[0] for c in ("Engine", "Run") if shown[c].nunique() == 1}
+    of = ", ".join(f"{c.lower()} {v}" for c, v in same.items())
+    shown = shown.drop(columns=list(same))
+    numbers = ("Output tok/s", "Baseline", "Ratio", "TTFT ratio", "TPOT ratio")
+    caption = f"Ratios to the baseline {base}{f' ({of})' if of else ''}; brackets: 95 % interval of the rates' ratio"
+    return table(shown, caption, right=numbers, fold=False)

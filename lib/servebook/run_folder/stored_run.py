@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import model
 from ..common import files
+from ..common.errors import ServebookError
 from ..common.measured_point import MeasuredPoint
 from ..common.predicted_point import FrozenPredictions, PredictedPoint, StagePrediction
 from ..config import params, points
@@ -231,6 +232,12 @@ class StoredRun:
     def failed_engines(self) -> dict[str, str]:
         """Engines that did not start in the last session, with the reason."""
         return {name: json.loads(f.read_text())["why"] for name, f in self.files.engine_failures().items()}
+
+    def require_points(self) -> None:
+        """Raises ServebookError where nothing was measured and nothing failed: there is nothing to explain yet."""
+        if not (self.stored_points() or self.failed_engines() or self.stopped()):
+            fix = "Run notebooks 01 to 06 first, or `servebook run` with these parameters"
+            raise ServebookError("nothing is measured yet", str(self.dir), fix)
 
     def cost(self) -> dict[str, float]:
         """What the run took so far, by category of time, and its cost (see analysis.run_cost)."""
