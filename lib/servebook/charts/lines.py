@@ -37,7 +37,7 @@ TTFT = ChartMetric("ttft_s", "TTFT, mean", "s", "TTFT")
 TPOT = ChartMetric("tpot_s", "TPOT, mean", "s", "TPOT")
 E2E = ChartMetric("e2e_s", "Request latency, mean", "s", "request latency")
 DECODE = ChartMetric("decode_tok_per_s", "Decode throughput (tok/s)", "tok/s", "decode throughput")
-OUTPUT = ChartMetric("output_tok_per_s", "Output tokens/s, wall clock", "tok/s", "output rate")
+OUTPUT = ChartMetric("output_tok_per_s", "Output rate (tok/s)", "tok/s", "output rate")
 
 
 @dataclass(frozen=True)

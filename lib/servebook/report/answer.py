@@ -39,7 +39,7 @@ def answer(
     if len(own):
         for sentence, made in (
             _won(points, frame, engine, rate, params, beside),
-            _rate(own, frame, engine, rate, params),
+            _rate(own, frame, engine, rate, params, beside),
         ):
             sentences.append(sentence)
             cards += made
@@ -126,7 +126,9 @@ def _against_fresh(
     return f"{esc(text)}{mark}{esc(why)}", [made]
 
 
-def _rate(own: pd.DataFrame, frame: pd.DataFrame, engine: str, rate: str, params: Any) -> tuple[str, list[str]]:
+def _rate(
+    own: pd.DataFrame, frame: pd.DataFrame, engine: str, rate: str, params: Any, beside: Baseline | None
+) -> tuple[str, list[str]]:
     """The most that the engine gave, and what a million tokens of it cost beside the other engines' cheapest."""
     best, name = own.loc[own[rate].idxmax()], server_name(engine, params)
     count = f", n = {best['requests']:.0f}" if pd.notna(best["requests"]) else ""
@@ -142,6 +144,10 @@ def _rate(own: pd.DataFrame, frame: pd.DataFrame, engine: str, rate: str, params
     same = frame[(frame["sweep"] == best["sweep"]) & (frame["engine"] != engine)]  # the same prompts and answers
     others = same.groupby("engine")[rate].max()
     each = [f"{currency} {money(million(v, price))} with {server_name(str(e), params)}" for e, v in others.items()]
+    if beside is not None:  # the same load in the run that this one is set against
+        keys = ["kind", "concurrency", "prompt_tokens", "output_tokens"]
+        there = beside.ratios[(beside.ratios[keys] == best[keys]).all(axis=1)]
+        each += [f"{currency} {money(million(v, price))} with {beside.against}" for v in there[f"{rate}_base"]]
     cheapest = f"; at these lengths it is at least {words.listing(each)}" if each else ""
     text = (
         f"{text}{{}}, which makes {currency} {money(cost)} per million output tokens at {currency} {price:.2f} an hour"
