@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import re
 import shutil
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from urllib.parse import unquote
@@ -174,3 +176,40 @@ def test_a_post_keeps_folded_tables_and_its_figures_are_light(run: tuple[Path, P
     assert to_markdown(folded) == "Every point\n\n| C |\n| --- |\n| 8 |"
     export_post(*run, tmp_path)
     assert all("prefers-color-scheme" not in f.read_text() for f in (tmp_path / "images").glob("*.svg"))
+
+
+def test_jekyll_finds_the_post_by_its_day_and_its_images_on_the_site(run: tuple[Path, Path], tmp_path: Path) -> None:
+    post = export_post(*run, tmp_path, front_matter="jekyll")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d-[a-z0-9-]+\.md", post.name) and post.parent.name == "_posts"
+    text = post.read_text()
+    linked = re.findall(r"\]\(\{\{ site\.baseurl \}\}/(assets/[^)]+)\)", text)
+    card = yaml.safe_load(text.split("---")[1])["image"].lstrip("/")
+    assert len(linked) == 3 and all((tmp_path / name).exists() for name in [*linked, card])
+    assert not re.search(r"\{%|\{\{(?! site)", text)  # nothing else is Liquid's
+
+
+@pytest.mark.parametrize(("engine", "key"), [("hugo", "images"), ("astro", "heroImage")])
+def test_the_social_card_goes_with_the_post(run: tuple[Path, Path], tmp_path: Path, engine: str, key: str) -> None:
+    index = export_post(*run, tmp_path, front_matter=engine)
+    named = yaml.safe_load(index.read_text().split("---")[1])[key]
+    assert (tmp_path / (named[0] if isinstance(named, list) else named)).stat().st_size > 10_000
+
+
+def test_cards_and_links_survive_in_markdown() -> None:
+    cards = '<ul class="sb-cards"><li><div class="sb-big">8 <span>tok/s</span></div><div class="sb-what">a rate</div>'
+    cards += '<div class="sb-range"></div></li></ul>'
+    assert to_markdown(cards) == "- 8 tok/s: a rate"
+    links = '<p class="sb-links"><a href="#data">Data</a></p><p>See <a href="https://example.com/x">this</a>.</p>'
+    assert to_markdown(links) == "See [this](https://example.com/x)."
+
+
+def test_mkdocs_builds_the_post(run: tuple[Path, Path], tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is no dependency; pip install mkdocs runs this test")
+    export_post(*run, tmp_path / "docs", front_matter="none")
+    (tmp_path / "mkdocs.yml").write_text("site_name: x\ntheme: {name: mkdocs}\n")
+    built = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict"], cwd=tmp_path, capture_output=True)
+    assert built.returncode == 0, built.stderr.decode()
+    page = (tmp_path / "site/index.html").read_text()
+    images = re.findall(r'<img[^>]* src="(images/[^"]+)"', page)
+    assert len(images) == 3 and all((tmp_path / "site" / image).exists() for image in images)
+    assert "<th>Metric</th>" in page and "| --- |" not in page

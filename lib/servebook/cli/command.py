@@ -276,7 +276,7 @@ def _report(options: argparse.Namespace) -> int:
                 _print_progress(f"servebook: {error}")
                 for line in book.point_status.unfinished():
                     _print_progress(f"servebook: {line}")
-        _print_paths(pipeline.report(book, str(book.files.params)))
+        _print_paths(pipeline.report(book, str(book.files.params), url=options.url))
     return 0
 
 

@@ -141,6 +141,7 @@ def _add_stored_runs(command: Callable[..., argparse.ArgumentParser]) -> None:
     sub = command("report", "rebuild the page of a stored run; needs no GPU", params=False)
     sub.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="a run's folder, e.g. outputs/demo")
     sub.add_argument("--again", action="store_true", help="execute the notebooks again first; nothing is measured")
+    sub.add_argument("--url", help="where the page will be published: sets its canonical link and og:image")
 
 
 def _model_options(sub: argparse.ArgumentParser) -> None:

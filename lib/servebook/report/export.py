@@ -1,9 +1,11 @@
-"""The post as Markdown with its figures beside it, for a blog engine: a folder with index.md and images/."""
+"""The post as Markdown with its figures beside it, in the places where a blog engine looks for them."""
 
 from __future__ import annotations
 
 import html
 import re
+import shutil
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from ..common import files
 from ..common.errors import ServebookError
 from ..run_folder import results, stored_params
 from . import notes
+from .card import write_card
 from .outputs import terminal_text
 from .render import described, put_notes
 from .scrub import Scrub
@@ -24,10 +27,11 @@ BLOCKS = {"p", "li", "h3", "h4", "h5", "caption", "pre", "summary"}
 
 
 def export_post(run_dir: Path | str, post: Path | str, out: Path | str, *, front_matter: str = "hugo") -> Path:
-    """Write the executed post notebook as `out`/index.md with `out`/images/*.svg; returns index.md.
+    """Write the executed post notebook as Markdown with its figures and the social card; returns the Markdown's path.
 
-    front_matter: hugo, jekyll, astro or none. Code cells stay out. Raises ServebookError for another engine's name or
-    an unreadable notebook.
+    front_matter: hugo, jekyll, astro or none. The post is `out`/index.md with `out`/images; for Jekyll it is
+    `out`/_posts/DATE-RUN.md with `out`/assets/RUN. Code cells stay out. Raises ServebookError for another engine's name
+    or an unreadable notebook.
     """
     import nbformat
 
@@ -43,6 +47,7 @@ def export_post(run_dir: Path | str, post: Path | str, out: Path | str, *, front
     run = stored_params.read(run_dir)
     Scrub(run_dir).notebook(notebook)
     put_notes(notebook, notes.read(run_dir, run.get("run")))
+    place = _Place.of(run, run_dir, out, front_matter)
     parts: list[str] = []
     for cell in notebook.cells:
         if {"remove-cell", "notebook-only"} & set(cell["metadata"].get("tags", [])):
@@ -52,25 +57,57 @@ def export_post(run_dir: Path | str, post: Path | str, out: Path | str, *, front
         elif cell.cell_type == "code":
             own = notes.TAG in cell["metadata"].get("tags", [])
             parts += [_no_html("".join(o["data"].get("text/markdown", ""))) if own and "data" in o else
-                      _output(o, out / "images") for o in cell.outputs]  # fmt: skip
-    body = "\n\n".join(p for p in parts if p) + "\n"
-    return files.write_text(out / "index.md", _front_matter(run, run_dir, front_matter) + body)
+                      _output(o, place.images) for o in cell.outputs]  # fmt: skip
+    card = run_dir / "card.png"
+    with files.writing(place.images / "card.png") as scratch:
+        shutil.copyfile(card if card.exists() else write_card(run_dir), scratch)
+    body = place.linked("\n\n".join(p for p in parts if p) + "\n")
+    return files.write_text(place.page, _front_matter(run, run_dir, front_matter, place) + body)
 
 
-def _front_matter(run: dict[str, Any], run_dir: Path, engine: str) -> str:
+@dataclass(frozen=True)
+class _Place:
+    """Where an engine wants the post and its images, and how the post links them."""
+
+    page: Path
+    images: Path
+    prefix: str  # of an image's name, in front matter
+    liquid: bool = False  # Jekyll reads {{ … }} in a post
+
+    @classmethod
+    def of(cls, run: dict[str, Any], run_dir: Path, out: Path, engine: str) -> _Place:
+        if engine != "jekyll":
+            return cls(out / "index.md", out / "images", "images/")
+        name = re.sub(r"[^a-z0-9]+", "-", str(run.get("run") or run_dir.name).lower()).strip("-")
+        day = _date(run_dir)[:10]  # Jekyll takes no post whose file does not begin with its day
+        return cls(out / "_posts" / f"{day}-{name}.md", out / "assets" / name, f"/assets/{name}/", liquid=True)
+
+    def linked(self, body: str) -> str:
+        """The post's text with images by their address on the site."""
+        if not self.liquid:
+            return body
+        body = re.sub(r"\{[{%]", lambda braces: f"{{{{ '{braces[0]}' }}}}", body)
+        return body.replace("](images/", f"]({{{{ site.baseurl }}}}{self.prefix}")
+
+
+def _date(run_dir: Path) -> str:
+    """When the first point was measured, so that a second export is the same file."""
+    starts = [at for p in results.read_points(run_dir) if (at := p.started_at)]
+    return str(min(starts, default="1970-01-01T00:00:00Z"))
+
+
+def _front_matter(run: dict[str, Any], run_dir: Path, engine: str, place: _Place) -> str:
     title = run.get("title") or run_dir.name
     if engine == "none":
         return f"# {title}\n\n"
-    starts = [at for p in results.read_points(run_dir) if (at := p.started_at)]
-    # the day of the measurement, so that a second export is the same file
-    date = min(starts, default="1970-01-01T00:00:00Z")
+    date, card = _date(run_dir), f"{place.prefix}card.png"
     fields: dict[str, Any] = {"title": title, "description": run.get("description") or described(run, run_dir)}
-    if engine == "jekyll":
-        fields = {"layout": "post"} | fields | {"date": date, "tags": ["llm", "serving"]}
+    if engine == "jekyll":  # jekyll-seo-tag makes og:image of image
+        fields = {"layout": "post"} | fields | {"date": date, "tags": ["llm", "serving"], "image": card}
     elif engine == "astro":
-        fields |= {"pubDate": date, "tags": ["llm", "serving"]}
-    else:
-        fields |= {"date": date, "draft": False, "tags": ["llm", "serving"]}
+        fields |= {"pubDate": date, "tags": ["llm", "serving"], "heroImage": f"./{card}"}
+    else:  # Hugo's own opengraph template takes images
+        fields |= {"date": date, "draft": False, "tags": ["llm", "serving"], "images": [card]}
     return f"---\n{yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=1000)}---\n\n"
 
 
@@ -126,11 +163,17 @@ class _Reader(HTMLParser):
         self.rows: list[list[str]] = []
         self.lists: list[str] = []
         self.term = ""
-        self.skip = 0
+        self.skipped: list[str] = []  # tags within which nothing is text
+        self.link = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in ("style", "script", "svg"):
-            self.skip += 1
+        look, href = (dict(attrs).get(name) or "" for name in ("class", "href"))
+        if tag in ("style", "script", "svg") or look in ("sb-links", "sb-more"):  # links within the page
+            self.skipped.append(tag)
+        elif self.skipped:
+            return
+        elif tag == "a" and href.startswith("http"):
+            self.text, self.link = f"{self.text}[", href
         elif tag == "table":
             self.rows = []
         elif tag == "tr":
@@ -143,19 +186,20 @@ class _Reader(HTMLParser):
             self.text += "**"
         elif tag == "code":
             self.text += "`"
-        elif tag == "span" and self.text and not self.text.endswith(" "):
-            look = dict(attrs).get("class") or ""
+        elif tag in ("span", "div") and self.text and not self.text.endswith(" "):
             self.text += {"sb-what": ": ", "sb-range": "; "}.get(look, " ")
 
     def handle_data(self, data: str) -> None:
-        if not self.skip:
+        if not self.skipped:
             self.text += _escape(" ".join(data.split(" ")))
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in ("style", "script", "svg"):
-            self.skip -= 1
+        if self.skipped:
+            if tag == self.skipped[-1]:
+                self.skipped.pop()
             return
-        if self.skip:
+        if tag == "a":
+            self.text, self.link = f"{self.text}]({self.link})" if self.link else self.text, ""
             return
         text = " ".join(self.text.split())
         if tag in ("td", "th") and self.rows:
@@ -175,7 +219,7 @@ class _Reader(HTMLParser):
         elif tag == "dd":
             self._item(f"- **{self.term}:** {text}")
         elif tag == "li":
-            self._item(f"{self.lists[-1] if self.lists else '-'} {text}")
+            self._item(f"{self.lists[-1] if self.lists else '-'} {text.removesuffix(';')}")
         elif tag in ("ol", "ul") and self.lists:
             self.lists.pop()
         elif tag in ("h3", "h4", "h5"):

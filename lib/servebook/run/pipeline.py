@@ -140,8 +140,10 @@ def _from_anywhere(typed: str) -> str:
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
-def report(book: Book, params_path: str) -> Path:
-    """Render report.html, labbook.html and social.md from what is stored. Needs no engine and no GPU."""
+def report(book: Book, params_path: str, *, url: str | None = None) -> Path:
+    """Render report.html, labbook.html and social.md from what is stored. Needs no engine and no GPU.
+
+    url: where the page will be published."""
     from ..report.render import render
     from ..report.social import write_social
 
@@ -149,7 +151,7 @@ def report(book: Book, params_path: str) -> Path:
     if not copies:
         raise ServebookError("no executed notebook to render", str(book.dir), "Run `servebook run` first")
     write_social(book.dir)
-    return render(book.dir, copies)
+    return render(book.dir, copies, url=url)
 
 
 def _execute(book: Book, plan: list[NotebookStep], progress: Progress, outcome: RunOutcome) -> None:
