@@ -126,7 +126,7 @@ def _add_measuring(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _add_stored_runs(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Commands on the folder of a run."""
-    sub = command("post", "write the post for a blog engine: index.md and images/", params=False)
+    sub = command("post", "write the post for a blog engine: Markdown and images", params=False)
     sub.add_argument("run", metavar="RUN_DIR", type=Path, help="a run's folder, or its parameter file")
     sub.add_argument("--front-matter", default="hugo", metavar="ENGINE", help="hugo (default), jekyll, astro or none")
     sub.add_argument("--out", type=Path, metavar="DIR", help="default: post/ in the run's folder")
