@@ -1,5 +1,4 @@
-"""What sets stored runs apart: who gives how much of the baseline's rate, at what cost, what differs, what cannot be
-compared and why."""
+"""What sets stored runs apart: the rates they give, their cost, what differs, what cannot be compared and why."""
 
 from __future__ import annotations
 
