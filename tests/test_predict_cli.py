@@ -230,3 +230,39 @@ def test_a_command_that_prints_imports_nothing_that_takes_seconds(command: str) 
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[] 0", done.stdout + done.stderr
+
+
+CAPACITY = """
+run: capacity
+title: Capacity
+model: {config: qwen2.5-7b, weights: dummy}
+hardware: {gpu: H200, price_per_hour: 3.5}
+engines: {vllm: {kind: vllm, max_model_len: 8192}}
+slo: {ttft_s: 0.5, tpot_s: 0.03}
+workloads: {talk: {prompt_tokens: 200, output_tokens: 150, turns: 4}}
+sweeps: {a: {kind: concurrency, workload: talk, concurrency: [1]}}
+"""
+
+
+def test_capacity_is_of_the_runs_workload(tmp_path, capsys):
+    (tmp_path / "p.yaml").write_text(CAPACITY)
+    assert main(["capacity", str(tmp_path / "p.yaml"), "--workload", "talk", "--json"]) == 0
+    rows = {r["case"]: r for r in json.loads(capsys.readouterr().out)}
+    # turns find what was said before in the cache: more clients than of prompts that are all new, and no what-if of it
+    assert rows["as it is"]["by_concurrency"]["concurrency"] > 64 and not any("cached" in case for case in rows)
+    assert rows["as it is"]["by_rate"] is None
+
+
+def test_capacity_takes_the_words_of_measure(tmp_path):
+    (tmp_path / "p.yaml").write_text(CAPACITY)
+    run = params.load(tmp_path / "p.yaml")
+    assert capacity_cli.requests_of(run, None, None, None) is capacity_cli.requests_of(run, "talk", None, None)
+    asked = capacity_cli.requests_of(run, None, "800:1200", "64")
+    assert asked.varies and asked.mean_tokens() == (1000, 64)
+    assert capacity_cli.requests_of(run, None, "800", None).mean_tokens() == (800, 150)
+    for words, what in (
+        (("nope", None, None), "no workload 'nope'"), (("talk", "5", None), "would be ignored"),
+        ((None, "x", None), "'x' is no length"), ((None, "-5", None), "--prompt-tokens"),
+    ):  # fmt: skip
+        with pytest.raises(ServebookError, match=what):
+            capacity_cli.requests_of(run, *words)

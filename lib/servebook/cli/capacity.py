@@ -7,28 +7,36 @@ import math
 from typing import Any
 
 from ..common.errors import ServebookError
-from ..config import params, points
+from ..config import lengths, params, points
+from ..config.workloads import Workload
 from ..hardware import catalog as hardware
 from ..predictor import capacity, closed_forms
 from ..run.book import Book
+from .score import named_workload
 
 
 def main(
-    params_path: str, prompt_tokens: int | None, output_tokens: int | None, others: list[str], *, as_json: bool
+    params_path: str,
+    workload: str | None,
+    prompt_tokens: str | None,
+    output_tokens: str | None,
+    others: list[str],
+    *,
+    as_json: bool,
 ) -> int:
     """Print what every engine of a run carries under its slo; a stored run's C = 1 points and facts are used if there.
 
-    others: "NAME" or "NAME=PRICE per hour" of GPUs in the catalog. Raises ServebookError for a run without slo.
+    workload: one of the run's; prompt_tokens, output_tokens: lengths in the words of a workload; by default the
+    requests of the first sweep. others: "NAME" or "NAME=PRICE per hour" of GPUs in the catalog. Raises ServebookError
+    for a run without slo.
     """
     book = Book.open(params_path)
     slo = book.params.slo
     if slo.ttft_s is None and slo.tpot_s is None and slo.e2e_s is None:
         raise ServebookError("no service level to meet", f"{params_path}, slo", "Set slo: {ttft_s: 0.5, tpot_s: 0.05}")
-    for option, tokens in (("--prompt-tokens", prompt_tokens), ("--output-tokens", output_tokens)):
-        if tokens is not None and tokens < 1:
-            raise ServebookError(f"{tokens} is no number of tokens", option, "Give at least 1")
-    prompt, output = closed_forms.workloads(book.params)[0] if book.params.sweeps else (512, 128)
-    prompt, output = prompt_tokens or prompt, output_tokens or output
+    asked = requests_of(book.params, workload, prompt_tokens, output_tokens)
+    prompt, output = asked.mean_tokens()
+    alike = not (asked.varies or asked.repeats)
     gpus = []
     for other in others:
         name, equals, price = other.partition("=")
@@ -42,17 +50,47 @@ def main(
         gpus.append((hardware.resolve(params.HardwareParams(gpu=name)), cost))
     learned = [p for p in book.stored_points() if p.sweep == points.CALIBRATION]
     rows = capacity.capacity(
-        book.params, book.shape, book.gpu, prompt, output, facts=book.all_facts(), calibration=learned, other_gpus=gpus
+        book.params, book.shape, book.gpu, prompt, output, facts=book.all_facts(), calibration=learned,
+        other_gpus=gpus, workload=None if alike else asked,
+    )  # fmt: skip
+    print(
+        json.dumps(rows, indent=1) if as_json else text(rows, prompt, output, book.params, bool(learned), alike=alike)
     )
-    print(json.dumps(rows, indent=1) if as_json else text(rows, prompt, output, book.params, bool(learned)))
     return 0
 
 
-def text(rows: list[dict[str, Any]], prompt: int, output: int, run: params.RunParams, learned: bool) -> str:
+def requests_of(
+    run: params.RunParams, name: str | None, prompt_tokens: str | None, output_tokens: str | None
+) -> Workload:
+    """What the requests look like. Raises ServebookError for a name or lengths that are none."""
+    if name is not None:
+        if prompt_tokens or output_tokens:
+            raise ServebookError("would be ignored", "--prompt-tokens, --output-tokens", "The workload tells them")
+        return named_workload(run, name)
+    sweep = next(iter(run.sweeps.values()), None)
+    own = getattr(sweep, "workload", None)
+    if own is not None and prompt_tokens is None and output_tokens is None:
+        return run.workloads[own]
+    prompt, output = closed_forms.workloads(run)[0] if sweep is not None else (512, 128)
+    laws = []
+    for option, words, otherwise in (
+        ("--prompt-tokens", prompt_tokens, prompt), ("--output-tokens", output_tokens, output)
+    ):  # fmt: skip
+        try:
+            laws.append(lengths.parse(str(words or otherwise)))
+        except ValueError as error:
+            raise ServebookError(str(error).partition(";")[0], option, f"Valid: {lengths.SYNTAX}") from None
+    return Workload.of(laws[0], laws[1])
+
+
+def text(
+    rows: list[dict[str, Any]], prompt: int, output: int, run: params.RunParams, learned: bool, *, alike: bool = True
+) -> str:
     """A line a case: the largest C and rate of which 90 % of requests meet the slo, output rate, cost."""
     targets = [f"{k.removesuffix('_s').upper()} ≤ {v:g} s" for k, (v, _) in run.slo.limits.items()]
     source = "calibrated on the stored C = 1 points" if learned else "from the datasheet alone"
-    lines = [f"{prompt} in, {output} out, 90 % of requests within {' and '.join(targets)}; {source}"]
+    tokens = f"{prompt} in, {output} out{'' if alike else ' on average'}"
+    lines = [f"{tokens}, 90 % of requests within {' and '.join(targets)}; {source}"]
     money = f"{run.hardware.currency}/1M tokens"
     lines.append(f"{'':<40}{'closed loop':>15}{'open loop':>18}")
     lines.append(f"{'engine':<8}{'case':<32}{'C':>6}{'tok/s':>9}{'rate/s':>9}{'tok/s':>9}{money:>15}")

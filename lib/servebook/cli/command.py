@@ -158,8 +158,9 @@ def _capacity(options: argparse.Namespace) -> int:
     from . import capacity as capacity_cli
 
     return capacity_cli.main(
-        options.params, options.prompt_tokens, options.output_tokens, options.gpu, as_json=options.json
-    )
+        options.params, options.workload, options.prompt_tokens, options.output_tokens, options.gpu,
+        as_json=options.json,
+    )  # fmt: skip
 
 
 def _choose(options: argparse.Namespace) -> int:

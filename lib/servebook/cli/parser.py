@@ -83,8 +83,9 @@ def _add_choosing(command: Callable[..., argparse.ArgumentParser]) -> None:
         "capacity",
         "find the largest load within the service level (slo), its cost, and what would change it",
     )
-    sub.add_argument("--prompt-tokens", type=int, metavar="N", help="default: those of the first sweep")
-    sub.add_argument("--output-tokens", type=int, metavar="N", help="default: those of the first sweep")
+    sub.add_argument("--workload", metavar="NAME", help="of the parameters; default: the requests of the first sweep")
+    for of in ("prompt", "output"):
+        sub.add_argument(f"--{of}-tokens", metavar="N", help="or 800:1000, normal:MEAN,SD, lognormal:MEAN,SD")
     sub.add_argument(
         "--gpu", action="append", default=[], metavar="NAME[=PRICE]", help="another GPU of the catalog; may be repeated"
     )

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from ..common.errors import ServebookError
+from ..config.params import RunParams
 from ..config.workloads import Workload
 from ..run.book import Book, find_params
 from ..scoring import tool_results
@@ -21,7 +22,7 @@ def main(
     if name not in book.params.engines:
         raise ServebookError(f"there is no engine {name!r}", "--engine", f"There are {', '.join(book.params.engines)}")
     results = tool_results.read(find_params(measured))
-    given = _workload(book, workload)
+    given = None if workload is None else named_workload(book.params, workload)
     scores = [score_result(book.params, book.shape, book.gpu, name, r, given) for r in results]
     if html is not None:
         from ..report.tool_scores import write_tool_scores
@@ -34,11 +35,9 @@ def main(
     return 0
 
 
-def _workload(book: Book, name: str | None) -> Workload | None:
-    """The workload that says what the results do not, None where none is named."""
-    known = book.params.workloads
-    if name is None:
-        return None
+def named_workload(params: RunParams, name: str) -> Workload:
+    """One of the run's workloads. Raises ServebookError where there is none of that name."""
+    known = params.workloads
     if name not in known:
         raise ServebookError(
             f"there is no workload {name!r}", "--workload", f"There are {', '.join(known) or 'none in the parameters'}"

@@ -11,6 +11,7 @@ from ..common.errors import ServebookError
 from ..common.measured_point import MeasuredPoint
 from ..config.params import RunParams, Slo, VllmEngine
 from ..config.points import PointSpec
+from ..config.workloads import Workload
 from ..hardware.catalog import Gpu
 from ..model.reader import ModelShape
 from .forecaster import Forecaster, forecaster
@@ -19,6 +20,8 @@ from .simulation import Result
 
 GOODPUT_SHARE = 0.9  # of the requests must meet the service level for a load to count as carried
 MOST_CLIENTS = 1024
+HIT_SHARE = 0.5  # of prompts, in the prefix-caching what-if
+VARIED_REQUESTS = 400  # simulated where requests differ: enough for short and long ones
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,17 @@ def met_share(result: Result, slo: Slo) -> float:
     return met / len(result.requests)
 
 
+def longest(prompt_tokens: int, output_tokens: int, workload: Workload | None) -> tuple[int, int]:
+    """(prompt, output) tokens of the request that needs the longest context."""
+    return workload.longest_tokens() if workload is not None else (prompt_tokens, output_tokens)
+
+
 def carry(f: Forecaster, spec: PointSpec, slo: Slo, price_per_hour: float, hit_share: float = 0.0) -> LoadResult:
     """One load on a calibrated server: how much of it meets the service level, and what a million tokens cost."""
     scenario = Scenario(f.server, spec, f.load, hit_share)
     c = spec.concurrency or 40
-    result = scenario.simulate(f.best, f.seed, whole_rounds(max(200, 3 * c), spec.concurrency))
+    least = 200 if spec.workload is None else VARIED_REQUESTS
+    result = scenario.simulate(f.best, f.seed, whole_rounds(max(least, 3 * c), spec.concurrency))
     outcome, met = scenario.summarize(result), met_share(result, slo)  # of several groups the largest speaks for all
     tokens = outcome.output_tok_per_s
     cost = price_per_hour / 3600 / tokens * 1e6 if price_per_hour and tokens > 0 else None
@@ -59,16 +68,22 @@ def carry(f: Forecaster, spec: PointSpec, slo: Slo, price_per_hour: float, hit_s
 
 
 def largest_concurrency(
-    f: Forecaster, prompt_tokens: int, output_tokens: int, slo: Slo, price_per_hour: float = 0.0, hit_share: float = 0.0
+    f: Forecaster,
+    prompt_tokens: int,
+    output_tokens: int,
+    slo: Slo,
+    price_per_hour: float = 0.0,
+    hit_share: float = 0.0,
+    workload: Workload | None = None,
 ) -> LoadResult | None:
     """The largest closed-loop C of which 90 % of requests meet the service level (doubling, then bisection); None: not
     even one client's do, or the server cannot serve such a request."""
-    if f.server.refuses(prompt_tokens, output_tokens):
+    if f.server.refuses(*longest(prompt_tokens, output_tokens, workload)):
         return None
 
     def at(c: int) -> LoadResult:
         spec = PointSpec("capacity", f.server.name, f"c{c:04d}", "concurrency", prompt_tokens, output_tokens, c)
-        return carry(f, spec, slo, price_per_hour, hit_share)
+        return carry(f, replace(spec, workload=workload), slo, price_per_hour, hit_share)
 
     best, high = None, 1
     while high <= MOST_CLIENTS and (found := at(high)).met_share >= GOODPUT_SHARE:
@@ -93,10 +108,20 @@ def _between(best: LoadResult, low: Any, high: Any, at: Any, *, halve: Any, clos
 
 
 def largest_rate(
-    f: Forecaster, prompt_tokens: int, output_tokens: int, slo: Slo, price_per_hour: float = 0.0, hit_share: float = 0.0
+    f: Forecaster,
+    prompt_tokens: int,
+    output_tokens: int,
+    slo: Slo,
+    price_per_hour: float = 0.0,
+    hit_share: float = 0.0,
+    workload: Workload | None = None,
 ) -> LoadResult | None:
-    """The largest Poisson rate of which 90 % of requests meet the service level, to 2 % of capacity; None as above."""
-    capacity = f.capacity(prompt_tokens, output_tokens)
+    """The largest Poisson rate of which 90 % of requests meet the service level, to 2 % of capacity; None as above,
+    and for conversations."""
+    like = PointSpec("capacity", f.server.name, "", "concurrency", prompt_tokens, output_tokens, workload=workload)
+    talks = workload is not None and workload.turns > 1  # which wait for their answers
+    refused = talks or f.server.refuses(*longest(prompt_tokens, output_tokens, workload))
+    capacity = None if refused else f.capacity(prompt_tokens, output_tokens, like)
     if capacity is None:
         return None
 
@@ -104,7 +129,7 @@ def largest_rate(
         spec = PointSpec(
             "capacity", f.server.name, f"r{rate:.3f}", "arrival_rate", prompt_tokens, output_tokens, rate_per_s=rate
         )
-        return carry(f, spec, slo, price_per_hour, hit_share)
+        return carry(f, replace(spec, workload=workload), slo, price_per_hour, hit_share)
 
     if (best := at(0.01 * capacity)).met_share < GOODPUT_SHARE:
         return None
@@ -122,13 +147,14 @@ def capacity(
     facts: Mapping[str, Mapping[str, Any]] | None = None,
     calibration: Sequence[MeasuredPoint] | None = None,
     other_gpus: Sequence[tuple[Gpu, float]] = (),
-    hit_share: float = 0.5,
+    workload: Workload | None = None,
 ) -> list[dict[str, Any]]:
     """For every engine what it carries under the service level (default: the run's), and for vLLM what would change it.
 
-    other_gpus: (gpu, price per hour). hit_share: of prompts, in the prefix-caching what-if. Rows: {engine, case, gpu,
-    fits, note, by_concurrency, by_rate} with `LoadResult` as dicts. A what-if keeps the calibrated constants, which are
-    shares of datasheet figures; another GPU takes its own priors.
+    other_gpus: (gpu, price per hour). workload: what requests look like, where they are not all alike; prompt_tokens
+    and output_tokens are then its means. Rows: {engine, case, gpu, fits, note, by_concurrency, by_rate} with
+    `LoadResult` as dicts. A what-if keeps the calibrated constants, which are shares of datasheet figures; another GPU
+    takes its own priors.
     """
     level, price = slo or params.slo, params.hardware.price_per_hour
     rows = []
@@ -139,16 +165,17 @@ def capacity(
         cases: list[tuple[str, Forecaster, float, float]] = [("as it is", base, price, 0.0)]
         if isinstance(engine, VllmEngine):
             cases += [(case, f, price, 0.0) for case, f in _what_ifs(base, shape)]
-            cases.append((f"{hit_share:.0%} of prompts cached", base, price, hit_share))
+            if workload is None:  # one says itself what prompts share
+                cases.append((f"{HIT_SHARE:.0%} of prompts cached", base, price, HIT_SHARE))
         for other, cost in other_gpus:
             try:
                 cases.append((other.name, forecaster(params, name, shape, other, samples=2), cost, 0.0))
             except ServebookError as error:  # no bfloat16 there
                 rows.append(_row(name, other.name, other, f"does not fit: {error.line()}", None, None))
         for case, f, cost, hits in cases:
-            note = f.server.refuses(prompt_tokens, output_tokens)
-            by_c = largest_concurrency(f, prompt_tokens, output_tokens, level, cost, hits)
-            by_rate = largest_rate(f, prompt_tokens, output_tokens, level, cost, hits)
+            note = f.server.refuses(*longest(prompt_tokens, output_tokens, workload))
+            by_c = largest_concurrency(f, prompt_tokens, output_tokens, level, cost, hits, workload)
+            by_rate = largest_rate(f, prompt_tokens, output_tokens, level, cost, hits, workload)
             row = _row(name, case, f.server.gpu, note, by_c, by_rate)
             if note is None and by_c is None:
                 row["note"] = "one client alone misses the service level"
