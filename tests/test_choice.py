@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from servebook import charts
+from servebook.cli import choose as cli_choose
 from servebook.cli.command import main
 from servebook.common.errors import ServebookError
 from servebook.config import params
 from servebook.config.request_plan import RequestPlan
 from servebook.engines.vllm import serve_flags
 from servebook.hardware import catalog, prices
-from servebook.predictor import choice as choices
-from servebook.predictor import choice_answer, set_ups
-from servebook.predictor.choice import Choice
+from servebook.model import reader
+from servebook.predictor import choice_answer, choice_search, set_ups
+from servebook.predictor.choice import Choice, choose
+from servebook.predictor.choice_search import Candidate
 from servebook.predictor.scenario import Scenario
 from servebook.predictor.steady_state import Lengths, closed, steady
 from servebook.predictor.target_load import Target
@@ -48,9 +52,23 @@ def run_of(text: str = TEXT, base: Path = Path()) -> StoredRun:
     return StoredRun(params.loads(text, base=base), base / "nowhere", base)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_draws() -> Iterator[None]:
+    """A search in a second: a third of the draws, each half as long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choice_search, "DRAWS", 4)
+        patch.setattr(choice_search, "FINE_REQUESTS", 150)
+        yield
+
+
 @pytest.fixture(scope="module")
-def choice() -> Choice:
+def choice(few_draws: None) -> Choice:
     return choice_for(run_of(), "chat.yaml")
+
+
+@pytest.fixture(scope="module")
+def found(choice: Choice) -> dict[str, Any]:
+    return choice_answer.answer(choice)
 
 
 @pytest.fixture
@@ -152,9 +170,9 @@ def test_the_choice_is_the_cheapest_that_is_sure_enough(choice: Choice) -> None:
     assert (round(choice.chosen.cost_per_hour, 6), choice.chosen.set_up.name, choice.chosen.replicas) in sure
 
 
-def test_the_same_seed_gives_the_same_answer(choice: Choice) -> None:
+def test_the_same_seed_gives_the_same_answer(found: dict[str, Any]) -> None:
     again = choice_for(run_of(), "chat.yaml")
-    assert json.dumps(choice_answer.answer(again)) == json.dumps(choice_answer.answer(choice))
+    assert json.dumps(choice_answer.answer(again)) == json.dumps(found)
 
 
 def test_a_tighter_level_costs_no_less_and_a_dearer_card_is_left(choice: Choice) -> None:
@@ -190,6 +208,8 @@ def test_users_and_a_trace_are_loads_too(tmp_path: Path) -> None:
     replayed = choice_for(run_of(text.replace("rate_per_s: 20", "trace_speed: 2"), tmp_path), "f")
     assert replayed.target.mean_rate_per_s() == pytest.approx(20, rel=0.02)
     assert replayed.chosen.judged is not None and replayed.chosen.judged.probability >= 0.8
+    written = choice_files.write_params(replayed, tmp_path, tmp_path / "new" / "folder")
+    assert len(params.load(written[0]).workloads["chat"].rows().arrival_s) == 400
 
 
 def test_what_may_be_turned(choice: Choice) -> None:
@@ -214,7 +234,7 @@ def test_what_may_be_turned(choice: Choice) -> None:
     [
         ("config: qwen2.5-7b", "config: gemma-2-9b", "no card holds the model and its requests ("),
         ("tpot_s: 0.03", "tpot_s: 0.0001", "no set-up meets the service level; the nearest is"),
-        ("rate_per_s: 20", "rate_per_s: 900", "no set-up meets the service level"),
+        ("rate_per_s: 20", "rate_per_s: 900", "of 900 requests/s. Relax that limit"),
         ("250,200,8,2000", "250,200,8,40000", "exceed qwen2.5-7b's context"),
         (", target: {rate_per_s: 20, workload: chat}", "", "no target load"),
         ("ttft_s: 0.5, ttft_percentile: 99, tpot_s: 0.03, ", "", "no service level to meet"),
@@ -248,7 +268,39 @@ def test_a_missing_price_and_no_cards_are_one_line(file: Path, capsys: pytest.Ca
     assert main(["choose", str(file), "--max-gpus", "0"]) == 1
     assert "0 GPUs serve nothing" in capsys.readouterr().err
     assert main(["choose", str(file), "--gpu", "H2000=1"]) == 1
-    assert "unknown GPU 'H2000'" in capsys.readouterr().err
+    assert "--gpu H2000: unknown GPU 'H2000'" in capsys.readouterr().err
+
+
+def test_a_processor_is_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "detect", catalog.cpu)
+    with pytest.raises(ServebookError, match="--gpu detect: no GPU is found on this machine"):
+        priced_gpus(run_of(), ["detect=3"], params.SearchSpace(), "f")
+
+
+def test_a_budget_below_the_sequences_is_one_line() -> None:
+    with pytest.raises(ServebookError, match="choose: a budget of 128 tokens is less than one for each of 256 seq"):
+        run_of(TEXT.replace("max_num_batched_tokens: [2048, 8192]", "max_num_batched_tokens: [64, 128]"))
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "said"),
+    [
+        ("--html", "folder", "is a folder. Give the name of a file"),
+        ("--html", "file/page.html", "file: cannot write"),
+        ("--write-params", "file/new", "file/new: cannot write"),
+        ("--measured", "folder", "no run is stored here"),
+    ],
+)
+def test_what_cannot_be_written_or_read_is_told_before_the_search(
+    option: str, name: str, said: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(cli_choose, "choice_for", lambda *_: pytest.fail("it searched first"))
+    assert main(["choose", str(file), option, str(tmp_path / name)]) == 1
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
 
 
 # --- what is done with it --------------------------------------------------------------------------------------------
@@ -277,16 +329,15 @@ def test_the_command_line_answers_writes_and_renders(
     assert engines == {"choice", "rival-1", "rival-2"}
 
 
-def test_the_answer_is_readable(choice: Choice, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["choose", str(file)]) == 0
-    text = capsys.readouterr().out
+def test_the_answer_is_readable(choice: Choice, found: dict[str, Any]) -> None:
+    text = cli_choose.text(choice, found | {"serve": "vllm serve …"})
     assert choice.chosen.set_up.name in text and "headroom" in text and "bound by" in text and "vllm serve" in text
     assert "wins with" in text and "searched" in text
 
 
 def test_a_written_run_measures_one_replicas_share(choice: Choice, tmp_path: Path) -> None:
     search, c = choice.search_at(choice.target), choice.chosen
-    many = Choice(**{**choice.__dict__, "chosen": choices.Candidate(**{**c.__dict__, "replicas": 2})})
+    many = Choice(**{**choice.__dict__, "chosen": Candidate(**{**c.__dict__, "replicas": 2})})
     assert search.most_replicas(c) >= 2
     files = {p.name: p for p in choice_files.write_params(many, Path(), tmp_path)}
     run = params.load(files["chat-choice.yaml"])
@@ -302,6 +353,35 @@ def test_a_written_run_measures_one_replicas_share(choice: Choice, tmp_path: Pat
     ray = yaml.safe_load(files["router-ray-serve.yaml"].read_text())["applications"][0]["args"]["llm_configs"][0]
     assert ray["deployment_config"] == {"num_replicas": 2}
     assert ray["engine_kwargs"]["max_num_seqs"] == c.set_up.engine.max_num_seqs
+
+
+def test_routers_get_names_that_services_may_have_and_no_file_for_what_they_build_otherwise(choice: Choice) -> None:
+    c = choice.chosen
+    s = set_ups.with_settings(c.set_up, data_parallel_size=2)
+    many = Choice(**{**choice.__dict__, "chosen": Candidate(**{**c.__dict__, "replicas": 2, "set_up": s})})
+    files = choice_files.router_configs(many)
+    assert list(files) == ["router-production-stack.yaml"]
+    stack = yaml.safe_load(files["router-production-stack.yaml"])["servingEngineSpec"]["modelSpec"][0]
+    assert stack["name"] == "qwen2-5-7b-instruct" and stack["requestGPU"] == 2
+    assert stack["vllmConfig"]["extraArgs"][-5:-3] == ["--data-parallel-size", "2"]
+
+
+def test_a_card_of_ones_own_is_written_with_its_figures(tmp_path: Path) -> None:
+    own = (
+        "{figures: {name: X1, tensor_tflops: 900, memory_bandwidth_gb_per_s: 4000, memory_gib: 90}, price_per_hour: 3}"
+    )
+    run = run_of(TEXT.replace("{gpu: H200}", own).split("choose:")[0] + "choose: {max_gpus: 1, max_num_seqs: [256]}\n")
+    cards = priced_gpus(run, [], params.SearchSpace(), "f")
+    assert cards[-1].gpu.name == "X1" and cards[-1].price_per_hour == 3
+    shapes = {(None, "auto"): run.shape}
+    space = params.SearchSpace(quantization=["none"], kv_cache_dtype=["auto"], max_gpus=1, max_num_seqs=[256])
+    found = choose(run.params, cards[-1:], shapes, where="f", space=space)
+    written = params.load(choice_files.write_params(found, tmp_path, tmp_path)[0])
+    assert written.hardware.figures == run.params.hardware.figures and written.hardware.price_per_hour == 3
+
+
+def test_every_packaged_model_can_be_served_by_its_hub_id() -> None:
+    assert {n for n in reader.packaged() if not n.startswith("tiny")} == set(reader.SHIPPED.values())
 
 
 def test_the_command_serves_the_model_itself(choice: Choice) -> None:
@@ -357,13 +437,12 @@ def test_a_run_without_the_target_load_is_one_line(choice: Choice, tmp_path: Pat
         choice_measured.check(choice, [tmp_path])
 
 
-def test_the_front_is_what_nothing_beats(choice: Choice) -> None:
+def test_the_front_is_what_nothing_beats(choice: Choice, found: dict[str, Any]) -> None:
     rows = [
         {"name": n, "user_tok_per_s": x, "tok_per_s_per_gpu": y} for n, x, y in
         (("a", 10, 100), ("b", 20, 50), ("c", 15, 40), ("d", 20, 60), ("e", None, 1))
     ]  # fmt: skip
     assert [r["name"] for r in charts.choice.front(rows)] == ["a", "d"]
-    found = choice_answer.answer(choice)
     figure = charts.choice_front(found["set_ups"], found["chosen"], [])
     assert choice.chosen.set_up.name in charts.text_of(figure).takeaway
 

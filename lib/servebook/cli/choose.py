@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..common import files
+from ..common.errors import ServebookError
 from ..predictor import choice_answer
-from ..predictor.choice import Candidate, Choice, name, percent, replicas_of
+from ..predictor.choice import Choice, name, percent, replicas_of
+from ..predictor.choice_search import Candidate
 from ..run import choice_files
 from ..run.book import Book, outputs_folder
 from ..run.choosing import choice_for, kept_points
@@ -23,6 +25,7 @@ def main(
 ) -> int:  # fmt: skip
     """Search, print, and write what is asked for. With measured runs: whether the choice stands."""
     book = Book.open(params_path)
+    _check_ends(html, write_params, measured)
     choice = choice_for(book, params_path, gpus, max_gpus)
     found = choice_answer.answer(choice)
     found["serve"] = choice_files.serve_command(choice, choice.chosen.set_up)
@@ -40,6 +43,16 @@ def main(
         found["written"] = [str(p) for p in choice_files.write_params(choice, book.base, write_params)]
     print(json.dumps(files.finite(found), indent=1, ensure_ascii=False) if as_json else text(choice, found))
     return 0
+
+
+def _check_ends(html: Path | None, write_params: Path | None, measured: Sequence[Path]) -> None:
+    """Before the search: whether what is asked for can be written and read. Raises ServebookError."""
+    if html is not None and html.is_dir():
+        raise ServebookError("is a folder", f"--html {html}", "Give the name of a file")
+    for folder in filter(None, [html and html.parent, write_params]):
+        files.check_folder(folder)
+    for folder in measured:
+        Book.at(folder)
 
 
 def text(choice: Choice, found: dict[str, Any]) -> str:

@@ -11,7 +11,6 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, TextIO
 
 from ..common import files
@@ -54,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
                 run.json = JsonFile(o.json)
                 ending.callback(run.json.close)
             if o.out:
-                _check_folder(o.out)
+                files.check_folder(o.out)
             listed = [] if o.model else asyncio.run(_models(o.url, api_key))
             run.model = o.model or listed[0]
             run.guessed_of = len(listed)
@@ -145,11 +144,6 @@ def _measured(point: MeasuredPoint, guessed_of: int) -> str:
 async def _models(url: str, api_key: str | None) -> list[str]:
     async with Client(url, api_key=api_key) as client:
         return await client.models()
-
-
-def _check_folder(folder: Path) -> None:
-    """Raises ServebookError where results cannot be written into the folder."""
-    files.write_text(folder / ".servebook", "").unlink(missing_ok=True)
 
 
 def _progress(stages: Sequence[PointSpec]) -> Any:

@@ -25,6 +25,15 @@ def write_text(path: Path, text: str) -> Path:
     return path
 
 
+def check_folder(folder: Path) -> None:
+    """Make a folder. Raises ServebookError where files cannot be written into it: before the work, not after."""
+    try:
+        write_text(folder / ".servebook", "").unlink(missing_ok=True)
+    except ServebookError as error:
+        fix = "Free space or permissions there, or give another folder"
+        raise ServebookError(error.what, str(folder), fix) from None
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Path]:
     """A temporary file to write in the block; it replaces `path` when the block ends. The folder is created.

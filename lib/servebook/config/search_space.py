@@ -43,4 +43,10 @@ class SearchSpace(Strict):
                 f"the smallest replica takes {least} GPUs, more than there may be",
                 "Raise max_gpus or lower the degrees",
             )
+        if max(self.max_num_batched_tokens) < min(self.max_num_seqs):
+            raise unfit(
+                f"a budget of {max(self.max_num_batched_tokens)} tokens is less than one for each of "
+                f"{min(self.max_num_seqs)} sequences",
+                "Raise max_num_batched_tokens or lower max_num_seqs",
+            )
         return self

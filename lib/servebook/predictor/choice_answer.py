@@ -7,7 +7,8 @@ from typing import Any
 
 from ..common.predicted_point import CAUSES, Latency
 from . import explain
-from .choice import Candidate, Choice, name
+from .choice import Choice, name
+from .choice_search import Candidate
 from .target_load import Target, attempt
 
 ROOM_MOST, ROOM_STEPS = 8.0, 6  # times the target load that are looked at, and bisections between

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,13 @@ from typing import Any
 import yaml
 
 from ..common import files
-from ..common.errors import ServebookError
 from ..config import params as config
 from ..config.params import ModelParams
 from ..engines.vllm import serve_flags
 from ..hardware.catalog import catalog
 from ..model.reader import SHIPPED
-from ..predictor.choice import Candidate, Choice
+from ..predictor.choice import Choice
+from ..predictor.choice_search import Candidate
 from ..predictor.set_ups import SetUp
 
 RIVALS = 2  # that are measured beside the choice
@@ -52,6 +53,7 @@ def write_params(choice: Choice, base: Path, into: Path) -> list[Path]:
         key = c.set_up.gpu.name, c.set_up.gpus, c.set_up.quantization, c.set_up.kv_cache_dtype
         groups.setdefault(key, []).append((name, c))
     texts: dict[Path, str] = {}
+    files.check_folder(into)  # relative paths in the files lead out of it
     for members in groups.values():
         run = f"{choice.workshop.params.run}-{members[0][0]}"
         body = yaml.safe_dump(_run(choice, run, members, base, into), sort_keys=False, allow_unicode=True, width=120)
@@ -70,14 +72,14 @@ def _run(choice: Choice, run: str, members: list[tuple[str, Candidate]], base: P
     given = choice.workshop.params
     data: dict[str, Any] = given.model_dump(mode="json", exclude_defaults=True)
     first = members[0][1].set_up
-    if first.gpu.name not in catalog():
-        raise ServebookError(f"{first.gpu.name} is not in the catalog", "--write-params", "Add it to the catalog")
+    card: dict[str, Any] = {"gpu": first.gpu.name}
+    if first.gpu.name not in catalog():  # the run's own, given by its figures
+        card = given.hardware.model_dump(mode="json", exclude_defaults=True, include={"figures"})
     data |= {
         "run": run, "title": f"{given.title or given.run}: the choice and its rivals",
         "model": first.model(given.model).model_dump(mode="json", exclude_defaults=True),
         "hardware": {
-            "gpu": first.gpu.name, "price_per_hour": first.card.price_per_hour * first.gpus,
-            "currency": given.hardware.currency,
+            **card, "price_per_hour": first.card.price_per_hour * first.gpus, "currency": given.hardware.currency,
         },
         "engines": {n: c.set_up.engine.model_dump(mode="json", exclude_defaults=True) for n, c in members},
         "sweeps": {f"target-{n}": _sweep(choice, n, c) for n, c in members},
@@ -93,7 +95,7 @@ def _run(choice: Choice, run: str, members: list[tuple[str, Candidate]], base: P
     for holder, key in [(data["model"], "path"), *((w, "trace") for w in data["workloads"].values())]:
         path = holder.get(key)
         if path and not Path(path).is_absolute():
-            holder[key] = os.path.relpath(base / path, into)
+            holder[key] = os.path.relpath((base / path).resolve(), into.resolve())
     return data
 
 
@@ -127,11 +129,12 @@ def _load(choice: Choice, members: list[tuple[str, Candidate]]) -> dict[str, Any
 
 
 def router_configs(choice: Choice) -> dict[str, str]:
-    """{file: content} for routers that exist: Helm values of the vLLM production stack, and a Ray Serve application.
-    llm-d takes the same two figures, replicas and tensor parallel size, in its model server's overlay."""
+    """{file: content} for routers that exist: Helm values of the vLLM production stack, and, without data parallelism
+    (which Ray Serve builds in another way), a Ray Serve application. llm-d takes the same two figures, replicas and
+    tensor parallel size, in its model server's overlay."""
     c = choice.chosen
     s, given = c.set_up, choice.workshop.params.model
-    name = Path(served_model(given)).name.lower()
+    name = re.sub(r"[^a-z0-9]+", "-", Path(served_model(given)).name.lower()).strip("-")  # it names services, too
     m = s.model(given).model_copy(update={"weights": "real"})
     flags = serve_flags(m, s.engine)
     stack = {
@@ -167,13 +170,17 @@ def router_configs(choice: Choice) -> dict[str, str]:
         }],
     }  # fmt: skip
     head = f"# {c.replicas} replicas of {s.name}. Made by servebook choose, not run by it; requestCPU and requestMemory"
-    return {
+    found = {
         "router-production-stack.yaml": head
         + " are guesses.\n# helm install vllm vllm/vllm-stack -f router-production-stack.yaml\n"
-        + yaml.safe_dump(stack, sort_keys=False, width=120),
-        "router-ray-serve.yaml": f"# {c.replicas} replicas of {s.name}. Made by servebook choose, not run by it.\n"
-        + "# serve run router-ray-serve.yaml\n" + yaml.safe_dump(ray, sort_keys=False, width=120),
-    }  # fmt: skip
+        + yaml.safe_dump(stack, sort_keys=False, width=120)
+    }
+    if s.engine.data_parallel_size == 1:
+        found["router-ray-serve.yaml"] = (
+            f"# {c.replicas} replicas of {s.name}. Made by servebook choose, not run by it.\n"
+            "# serve run router-ray-serve.yaml\n" + yaml.safe_dump(ray, sort_keys=False, width=120)
+        )
+    return found
 
 
 def _beyond(flags: list[str]) -> list[str]:

@@ -15,7 +15,8 @@ from ..common.errors import ServebookError
 from ..common.measured_point import MeasuredPoint
 from ..config.params import VllmEngine
 from ..hardware.catalog import Gpu
-from ..predictor.choice import Candidate, Choice, name, percent, replicas_of
+from ..predictor.choice import Choice, name, percent, replicas_of
+from ..predictor.choice_search import Candidate
 from ..predictor.set_ups import PricedGpu, SetUp
 from ..predictor.steptime import VllmTimes
 from .book import Book
