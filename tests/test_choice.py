@@ -24,6 +24,7 @@ from servebook.predictor.choice_search import Candidate
 from servebook.predictor.scenario import Scenario
 from servebook.predictor.steady_state import Lengths, closed, steady
 from servebook.predictor.target_load import Target
+from servebook.report import choice as pages
 from servebook.run import choice_files, choice_measured, pipeline
 from servebook.run.choosing import choice_for, priced_gpus
 from servebook.run_folder import results
@@ -86,6 +87,11 @@ def test_a_level_has_a_percentile_for_each_limit() -> None:
     assert slo.limits == {"ttft_s": (0.5, 99.0), "tpot_s": (0.03, 90.0)}
     assert "percentile" not in slo.model_dump() and "target" in slo.model_dump()
     assert params.Slo(ttft_s=1.0).model_dump() == {"ttft_s": 1.0, "tpot_s": None, "e2e_s": None}, "as stored before"
+
+
+def test_a_conversation_has_users() -> None:
+    with pytest.raises(ServebookError, match=r"a conversation waits for its answers\. Give users"):
+        params.loads(TEXT.replace('"lognormal:250,200,8,2000"', '"lognormal:250,200,8,2000", turns: 4'))
 
 
 @pytest.mark.parametrize(
@@ -235,6 +241,7 @@ def test_what_may_be_turned(choice: Choice) -> None:
         ("config: qwen2.5-7b", "config: gemma-2-9b", "no card holds the model and its requests ("),
         ("tpot_s: 0.03", "tpot_s: 0.0001", "no set-up meets the service level; the nearest is"),
         ("rate_per_s: 20", "rate_per_s: 900", "of 900 requests/s. Relax that limit"),
+        ("{kind: vllm}", "{kind: vllm, extra_args: [-tp, '2']}", "extra_args: tp is what the search turns"),
         ("250,200,8,2000", "250,200,8,40000", "exceed qwen2.5-7b's context"),
         (", target: {rate_per_s: 20, workload: chat}", "", "no target load"),
         ("ttft_s: 0.5, ttft_percentile: 99, tpot_s: 0.03, ", "", "no service level to meet"),
@@ -355,6 +362,15 @@ def test_a_written_run_measures_one_replicas_share(choice: Choice, tmp_path: Pat
     assert ray["engine_kwargs"]["max_num_seqs"] == c.set_up.engine.max_num_seqs
 
 
+def test_what_is_not_modelled_is_said() -> None:
+    text = TEXT.replace("{kind: vllm}", "{kind: vllm, extra_args: [--speculative-config, '{}']}").split("choose:")[0]
+    few = "choose: {gpus: {H200: 4}, max_gpus: 1, quantization: [none], kv_cache_dtype: [auto], max_num_seqs: [256]}\n"
+    choice = choice_for(run_of(text + few), "f")
+    found = choice_answer.answer(choice) | {"serve": ""}
+    assert "not modelled: --speculative-config" in cli_choose.text(choice, found)
+    assert "not modelled: --speculative-config" in pages.basis(choice)
+
+
 def test_routers_get_names_that_services_may_have_and_no_file_for_what_they_build_otherwise(choice: Choice) -> None:
     c = choice.chosen
     s = set_ups.with_settings(c.set_up, data_parallel_size=2)
@@ -457,6 +473,7 @@ def test_the_notebooks_answer_and_its_widgets(file: Path, tmp_path: Path, monkey
     from servebook.lab import choosing
 
     monkeypatch.setenv("SERVEBOOK_OUTPUTS", str(tmp_path / "outputs"))
+    file.write_text(TEXT.replace("[2048, 8192]", "[8192]"))
     answer = choosing.choose(file, ["H200=4.59"])
     bundle = answer._repr_mimebundle_()
     assert answer.found["chosen"]["name"] == bundle["text/plain"]
@@ -466,7 +483,9 @@ def test_the_notebooks_answer_and_its_widgets(file: Path, tmp_path: Path, monkey
     panel.controls["tpot_s"].value = 0.01
     panel.ask()
     assert "no set-up meets the service level" in panel.said.value and panel.answer is answer
+    assert panel.controls["ttft_percentile"].value == 99 and panel.controls["tpot_percentile"].value == 90
     panel.controls["tpot_s"].value = 40.0
+    assert "the answer below is of the settings before" in panel.said.value
     panel.controls["fp8"].value = False
     panel.folder.value = str(tmp_path / "saved")
     panel.ask()
@@ -474,6 +493,31 @@ def test_the_notebooks_answer_and_its_widgets(file: Path, tmp_path: Path, monkey
     assert {c.set_up.quantization for c in panel.answer.choice.candidates} == {None}  # type: ignore[union-attr]
     panel.save.click()
     assert list((tmp_path / "saved").glob("chat-choice.yaml")) and "written" in panel.said.value
+    panel.folder.value = str(tmp_path / "saved" / "chat-choice.yaml" / "below")
+    panel.save.click()
+    assert "cannot write" in panel.said.value
+
+
+@pytest.mark.parametrize(
+    ("turned", "said"),
+    [
+        ({"users": 5}, "requests/s and users are two loads. Set one of them to 0"),
+        ({"rate_per_s": 0}, "a target load of zero needs no server"),
+        ({"gpus": ()}, "no card is selected"),
+        ({"ttft_s": 0, "tpot_s": 0}, "no service level to meet"),
+    ],
+)
+def test_what_the_controls_cannot_ask_is_said_beside_them(file: Path, turned: dict[str, Any], said: str) -> None:
+    from servebook.lab import choosing
+
+    file.write_text(TEXT.replace("{gpu: H200}", "{gpu: A30, price_per_hour: 0.9}").replace("L40S: 1.95", "RTX-4090: 1"))
+    panel = choosing.panel(file)
+    assert {"A30", "RTX-4090"} <= set(panel.controls["gpus"].options), "cards without a list price, too"
+    assert panel.controls["gpus"].value == ("H200", "RTX-4090")
+    for name, value in turned.items():
+        panel.controls[name].value = value
+    panel.ask()
+    assert said in panel.said.value and panel.answer is None
 
 
 def test_a_written_run_is_planned_by_skypilots_rules(choice: Choice, tmp_path: Path) -> None:

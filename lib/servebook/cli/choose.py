@@ -77,6 +77,7 @@ def text(choice: Choice, found: dict[str, Any]) -> str:
     lines.append(
         f"        {'calibrated on C = 1 points' if chosen['learned'] else 'predicted from the datasheet alone'}"
     )
+    lines += [f"        {note}" for note in found["notes"]]
     lines += ["serve   " + found["serve"], *_replicas(choice), *_rivals(choice, found)]
     lines.append(
         f"searched {choice.searched:,} set-ups: {len(choice.candidates):,} fit, {choice.simulated:,} simulations, "

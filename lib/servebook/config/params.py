@@ -223,6 +223,11 @@ class RunParams(Strict):
         workload = self.workloads.get(target.workload or "")
         if target.trace_speed is not None and (workload is None or workload.trace is None):
             raise unfit("slo.target.trace_speed replays a trace", "Name a workload that has one, or give rate_per_s")
+        first = next(iter(self.sweeps.values()), None)
+        if target.workload is None and isinstance(first, LoadKind):
+            workload = self.workloads.get(first.workload or "")
+        if target.rate_per_s is not None and workload is not None and workload.turns > 1:
+            raise unfit("slo.target.rate_per_s: a conversation waits for its answers", "Give users instead")
 
     def _give_workload(self, name: str, sweep: LoadKind) -> None:
         if sweep.workload not in self.workloads:

@@ -28,6 +28,8 @@ from ..run.book import Book, outputs_folder
 from ..run.choosing import choice_for, kept_points
 
 WITHOUT_KERNEL = "The controls need a running kernel: Run ▸ Run All Cells. The last answer stays below."
+STALE = "Press Search: the answer below is of the settings before."
+LIMITS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
 
 
 class ChoiceView:
@@ -94,20 +96,21 @@ class ChoicePanel:
             raise ServebookError("no target load", f"{params}, slo", "Set slo: {target: {rate_per_s: 10}}")
         self.answer = answer
         target = given.slo.target
-        self.controls: dict[str, Any] = {
-            f"{name}_s": w.BoundedFloatText(
-                value=1e3 * (getattr(given.slo, f"{name}_s") or 0.0), min=0, max=1e7, description=f"{label} ≤ ms"
+        self.controls: dict[str, Any] = {}
+        for name, label in LIMITS.items():
+            limit, percentile = given.slo.limits.get(f"{name}_s", (0.0, given.slo.percentile))
+            self.controls[f"{name}_s"] = w.BoundedFloatText(
+                value=1e3 * limit, min=0, max=1e7, description=f"{label} ≤ ms"
             )
-            for name, label in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "end to end"))
-        }
-        self.controls["percentile"] = w.BoundedFloatText(
-            value=given.slo.percentile, min=1, max=99.9, description="percentile"
-        )
+            self.controls[f"{name}_percentile"] = w.BoundedFloatText(
+                value=percentile, min=1, max=99.9, description="at percentile"
+            )
         self.controls["rate_per_s"] = w.BoundedFloatText(
             value=target.rate_per_s or 0.0, min=0, max=10_000, description="requests/s"
         )
         self.controls["users"] = w.BoundedIntText(value=target.users or 0, min=0, max=20_000, description="or users")
-        cards = sorted(prices.list_prices())
+        own = [] if given.hardware.gpu == "detect" or self._book.gpu.is_cpu else [self._book.gpu.name]
+        cards = sorted({*prices.list_prices(), *space.gpus, *(own if given.hardware.price_per_hour else [])})
         self.controls["gpus"] = w.SelectMultiple(
             options=cards,
             value=tuple(c for c in cards if not space.gpus or c in space.gpus),
@@ -125,23 +128,34 @@ class ChoicePanel:
         c = self.controls
         self.box = w.VBox([
             w.HBox([
-                w.VBox([c["ttft_s"], c["tpot_s"], c["e2e_s"], c["percentile"]]),
+                w.VBox([c[f"{name}_s"] for name in LIMITS]), w.VBox([c[f"{name}_percentile"] for name in LIMITS]),
                 w.VBox([c["rate_per_s"], c["users"], c["max_gpus"], c["fp8"]]), c["gpus"],
             ]),
             w.HBox([self.search, self.save, self.folder]), self.said,
         ])  # fmt: skip
+        for control in self.controls.values():
+            control.observe(self._turned, "value")
+
+    def _turned(self, _: Any) -> None:
+        self.said.value = STALE
 
     def _asked(self) -> Any:
         """The parameters as the controls have them."""
         c, slo = self.controls, self._book.params.slo
-        limits = {k: c[k].value / 1e3 or None for k in ("ttft_s", "tpot_s", "e2e_s")}
+        limits = {f"{name}_s": c[f"{name}_s"].value / 1e3 or None for name in LIMITS}
         target = slo.target or TargetLoad(rate_per_s=1.0)
-        load = (
-            {"rate_per_s": float(c["rate_per_s"].value)} if c["rate_per_s"].value else {"users": int(c["users"].value)}
-        )
-        if target.trace_speed is not None and not (c["rate_per_s"].value or c["users"].value):
+        rate, users = float(c["rate_per_s"].value), int(c["users"].value)
+        if rate and users:
+            raise ServebookError("requests/s and users are two loads", "", "Set one of them to 0")
+        if not (rate or users or target.trace_speed):
+            raise ServebookError("a target load of zero needs no server", "", "Give requests/s, or users")
+        load: dict[str, Any] = {"rate_per_s": rate} if rate else {"users": users}
+        if not (rate or users):
             load = {"trace_speed": target.trace_speed}
-        level = slo.model_dump(exclude={"target", *limits}) | limits | {"percentile": float(c["percentile"].value)}
+        if not c["gpus"].value:
+            raise ServebookError("no card is selected", "", "Select at least one")
+        level = slo.model_dump(exclude={"target", *limits}) | limits
+        level |= {f"{name}_percentile": float(c[f"{name}_percentile"].value) for name in LIMITS}
         asked = {"slo": Slo(**level, target=TargetLoad(workload=target.workload, **load))}
         return self._book.params.model_copy(update=asked)
 
@@ -160,14 +174,20 @@ class ChoicePanel:
             self.said.value = ""
         except (ServebookError, ValueError) as error:
             line = error.line() if isinstance(error, ServebookError) else str(error).splitlines()[-1]
-            self.said.value = f'<span style="color:var(--jp-error-color1,#b3261e)">{lab_html.text(line)}</span>'
+            self._fault(line)
 
     def _write(self, _: Any = None) -> None:
         if self.answer is None:
             self.said.value = "Search first"
             return
-        written = ", ".join(str(p) for p in self.answer.write_params(self.folder.value))
-        self.said.value = f"written: {lab_html.text(written)}"
+        try:
+            written = ", ".join(str(p) for p in self.answer.write_params(self.folder.value))
+            self.said.value = f"written: {lab_html.text(written)}"
+        except ServebookError as error:
+            self._fault(error.line())
+
+    def _fault(self, line: str) -> None:
+        self.said.value = f'<span style="color:var(--jp-error-color1,#b3261e)">{lab_html.text(line)}</span>'
 
     def _ipython_display_(self) -> None:
         if not os.environ.get("JPY_SESSION_NAME"):

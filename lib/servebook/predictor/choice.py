@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..common.errors import ServebookError
-from ..config.params import RunParams
+from ..config.params import RunParams, VllmEngine
 from ..config.search_space import SearchSpace
 from ..model.shape import ModelShape
+from . import server_flags
 from .calibration import Calibration
 from .choice_search import Candidate, Search
 from .set_ups import PricedGpu, SetUp, Workshop, set_ups
@@ -71,6 +72,7 @@ def choose(
     limits = params.slo.limits
     if not limits:
         raise ServebookError("no service level to meet", f"{where}, slo", "Set slo: {ttft_s: 0.5, tpot_s: 0.05}")
+    _refuse_turned(params, where)
     target, space = Target.of(params, where), space or params.choose or SearchSpace()
     load = params.load.model_copy(update={"max_seconds": 1e6})
     search = Search(Workshop(params, shapes, load, calibrated or {}), space, target, limits, where)
@@ -95,6 +97,19 @@ def choose(
         best, tuple(rivals), tuple(found), dict(search.dropped), target, limits, space, search.workshop, len(every),
         search.simulated, judged + more,
     )  # fmt: skip
+
+
+def _refuse_turned(params: RunParams, where: str) -> None:
+    """vLLM's own flags come last on its command line, and win: they must not set what is searched."""
+    for engine_name, engine in params.engines.items():
+        if not isinstance(engine, VllmEngine):
+            continue
+        for flag, _ in server_flags.pairs(engine.extra_args):
+            if flag in server_flags.TURNED:
+                fix = "Leave it out, and say under choose: what may be tried"
+                raise ServebookError(
+                    f"{flag} is what the search turns", f"{where}, engines.{engine_name}.extra_args", fix
+                )
 
 
 def _simulate(search: Search, found: Sequence[Candidate]) -> None:

@@ -122,7 +122,7 @@ def answer(choice: Choice) -> dict[str, Any]:
         "target": choice.target.says(),
         "level": {m: {"limit_s": limit, "percentile": p} for m, (limit, p) in choice.limits.items()},
         "confidence": choice.space.confidence, "max_gpus": choice.space.max_gpus, "currency": choice.currency,
-        "seed": choice.target.seed,
+        "seed": choice.target.seed, "notes": list(best.server.notes),
         "searched": choice.searched, "fit": len(choice.candidates), "simulated": choice.simulated,
         "judged": choice.judged,
         "chosen": row(choice, best) | {"room": own_room, "binds": _binds(choice, best)},

@@ -28,6 +28,10 @@ SWITCHES = {
     "enable-prefix-caching": ("prefix_caching", True), "no-enable-prefix-caching": ("prefix_caching", False),
 }  # fmt: skip
 FACTS = {"async-scheduling": ("async_scheduling", True), "no-async-scheduling": ("async_scheduling", False)}
+# what a search for a set-up turns itself
+TURNED = {*SIZES, *SWITCHES, "quantization", "q", "kv-cache-dtype"} - {
+    "max-model-len", "enforce-eager", "no-enforce-eager",
+}  # fmt: skip
 # of no weight for times and sizes: names, logs, templates, parsers, where weights come from
 SILENT = re.compile(
     r"^(no-)?(served-model-name|host|port|api-key|seed|tokenizer.*|revision|code-revision|download-dir|load-format"

@@ -135,6 +135,7 @@ def basis(choice: Choice) -> Html:
         f"Predicted with {learned if choice.workshop.calibrated else ''}constants from the datasheet; the probability "
         "is over draws of those constants, draws of the arrivals, and what the step-time model gets wrong on public "
         f"measurements. Seed {choice.target.seed}: the same answer each time.",
+        *choice.chosen.server.notes,
         "8-bit weights and KV caches change a model's answers. servebook does not measure that.",
         "A load over several replicas is shared out evenly; the router itself is not simulated.",
     ]
