@@ -1,12 +1,14 @@
 """How fast `servebook choose` searches, whether it repeats itself, and whether it orders other people's set-ups right.
 
-    python benchmarks/bench_choose.py [--speed] [--public] [--data DIR] [--pairs]
+    python benchmarks/bench_choose.py [--speed] [--public] [--data DIR] [--pairs] [--flags]
 
 --speed: a search of at least 500 set-ups of a workload with spread lengths, in a process of its own: seconds, CPU
 seconds, peak memory; twice, and the answers must be equal. --public: the rows of a table of published points (default:
 outputs/published/public) that share source, model and load and differ in their set-up, in pairs: how often the better
 one by output rate, TPOT and TTFT is named right, from the datasheet alone, where the measured ones differ by over 10 %;
---pairs lists those named wrong. Without a choice both. The bars: 60 s on two cores, 500 MB, 90 % of the pairs.
+--pairs lists those named wrong. --flags: vLLM's own parser reads the command of every set-up of two searches (one of a
+mixture of experts) and must find in it what was searched. Without a choice the first two. The bars: 60 s on two cores,
+500 MB, 90 % of the pairs.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import os
 import platform
 import re
 import resource
+import shlex
 import subprocess
 import sys
 import time
@@ -29,6 +32,7 @@ from bench_public import OWN, Bench
 from public_points import Row
 from servebook.config import params
 from servebook.predictor.choice_answer import answer
+from servebook.run import choice_files
 from servebook.run.choosing import choice_for
 from servebook.run_folder.stored_run import StoredRun
 
@@ -91,6 +95,26 @@ def speed() -> bool:
     print("the same answer twice" if same else "NOT the same answer twice")
     good = same and found["searched"] >= 500
     return good and all(min(r["seconds"], r["cpu_s"]) <= BAR_S and r["peak_mb"] < BAR_MB for r in runs)
+
+
+def flags() -> bool:
+    """Every set-up's command through vLLM's own parser."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser, read, wrong = make_arg_parser(FlexibleArgumentParser()), 0, []
+    for text in (QUESTION, QUESTION.replace("qwen2.5-7b", "qwen3-30b-a3b").replace("[1, 2, 4]", "[1, 2]")):
+        choice = choice_for(StoredRun(params.loads(text), Path("nowhere"), Path()), "bench")
+        for c in choice.candidates:
+            _, _, model, *rest = shlex.split(choice_files.serve_command(choice, c.set_up))
+            said = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", model, *rest]))
+            wanted = {k: v for k, v in c.set_up.as_dict().items() if hasattr(said, k) and k != "max_model_len"}
+            wanted |= {"enable_prefix_caching": c.set_up.engine.prefix_caching}
+            read += 1
+            wrong += [f"{c.set_up.name}: {k}" for k, v in wanted.items() if getattr(said, k) != v]
+    print(f"{read} commands read by vLLM's parser, {len(wrong)} of another set-up", *wrong[:5], sep="\n  ")
+    return not wrong
 
 
 def public(folder: Path, show: bool) -> bool:
@@ -157,12 +181,15 @@ def main() -> int:
     parser.add_argument("--public", action="store_true")
     parser.add_argument("--data", type=Path, default=OWN, metavar="DIR")
     parser.add_argument("--pairs", action="store_true", help="list the pairs that are named wrong")
+    parser.add_argument("--flags", action="store_true", help="read every command with vLLM's parser")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         return search()
-    both = not (options.speed or options.public)
+    both = not (options.speed or options.public or options.flags)
     good = True
+    if options.flags:
+        good &= flags()
     if options.speed or both:
         good &= speed()
     if options.public or both:
