@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from servebook.common import stats
 from servebook.common.errors import ServebookError
+from servebook.common.measured_point import MeasuredPoint
 from servebook.config import params
 from servebook.config.params import Slo
 from servebook.load import finished
@@ -33,6 +34,9 @@ KEPT = (
     "e2e_p99_s", "ttft_p99_ci_low_s", "ttft_p99_ci_high_s", "ttft_min_s", "tpot_min_s", "goodput_per_s",
     "request_rate_per_s", "in_flight_mean", "little_error", "tokens_per_event",
 )  # fmt: skip
+
+
+POINT = MeasuredPoint(sweep="s", engine="e", point_id="p", prompt_tokens=64, output_tokens=64)
 
 
 def tracker(begin: float, end: float, concurrency: int | None, *, open_loop: bool = False) -> PointProgress:
@@ -75,7 +79,7 @@ def test_a_kept_runs_published_figures_follow_from_its_rows(name: str, tmp_path:
     for row in rows:
         t.finished.add(reply_of(row))
     slo = params.load(run / "params.yaml").slo
-    found = summarize(t, slo, batching=engine == "vllm", scraper=None)
+    found = summarize(POINT, t, slo, batching=engine == "vllm", scraper=None).to_json()
     for key in KEPT:
         wanted = getattr(published, key) and pytest.approx(getattr(published, key), rel=1e-4, abs=2e-6)
         assert found[key] == wanted, key
@@ -113,7 +117,7 @@ def test_figures_are_those_of_the_requests_themselves(open_loop: bool, monkeypat
     for r in carried:
         t.finished.add(r, "carried")
     slo = Slo(ttft_s=0.105, tpot_s=0.008)
-    p = summarize(t, slo, batching=True, scraper=None)
+    p = summarize(POINT, t, slo, batching=True, scraper=None).to_json()
 
     good = [r for r in replies if r.phase == "measured" and r.ok]
     lists = {k: [v for r in good if (v := getattr(r, f"{k}_s")) is not None] for k in ("ttft", "tpot", "e2e")}

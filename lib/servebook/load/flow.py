@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from ..common import stats
+from ..common.measured_point import MeasuredPoint
 from .finished import Chunk, Column
 from .window import Rule
 
@@ -73,23 +74,24 @@ class WindowTotals:
         """See side_by_side, over the requests' first and last tokens."""
         return side_by_side(self._firsts.values, self._lasts.values)
 
-    def arrivals(self, e2e_s: float, rule: Rule) -> dict[str, Any]:
-        """Open loop: how late requests were sent, where none had to wait for others, and whether the server kept up,
-        which a finite run does not ask."""
+    def fill_arrivals(self, point: MeasuredPoint, e2e_s: float, rule: Rule) -> MeasuredPoint:
+        """The point of an open loop with its send lag, unless requests waited for others, and whether the server
+        kept up, except in a finite run."""
         seconds, lags = self.end - self.begin, self._lags.values
         queue = (self._in_flight_s / (seconds / 4)).tolist()
         # a queue that grows in every quarter and takes no fewer than 5 % of the arrivals with it
         grows = all(b > a for a, b in pairwise(queue)) and self._ended < 0.95 * self._due
-        return {
-            "arrival_rate_per_s": self._due / seconds,
+        return replace(
+            point,
+            arrival_rate_per_s=self._due / seconds,
             # arrivals of the window against presence in it: what straddles its ends is noise, two deviations allowed
-            "little_edge": 2 * e2e_s / seconds / math.sqrt(max(1.0, sum(queue) / 4)),
-            "schedule_lag_p50_s": None if rule.capped else stats.percentile(lags, 50),
-            "schedule_lag_p99_s": None if rule.capped else stats.percentile(lags, 99),
-            "in_flight_first_quarter": queue[0],
-            "in_flight_last_quarter": queue[-1],
-            "saturated": bool(grows) and not rule.finite,
-        }
+            little_edge=2 * e2e_s / seconds / math.sqrt(max(1.0, sum(queue) / 4)),
+            schedule_lag_p50_s=None if rule.capped else stats.percentile(lags, 50),
+            schedule_lag_p99_s=None if rule.capped else stats.percentile(lags, 99),
+            in_flight_first_quarter=queue[0],
+            in_flight_last_quarter=queue[-1],
+            saturated=bool(grows) and not rule.finite,
+        )
 
 
 def side_by_side(first: np.ndarray, last: np.ndarray) -> float:

@@ -10,13 +10,14 @@ import contextlib
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 import aiohttp
 
 from ..common import stats
+from ..common.measured_point import MeasuredPoint
 from ..hardware.catalog import visible_handles
 
 # Our name -> the servers' names after their prefix ("vllm:", "sglang:"), vLLM's newest first, SGLang's last
@@ -208,8 +209,8 @@ class Account:
         """When the client's tokens must be counted, to be compared."""
         return [*(t for edge in self._edges() for t in edge), *(s.t for s in self._ends if s)]
 
-    def figures(self, output: Callable[[float, float], float]) -> dict[str, float | None]:
-        """output: the client's tokens between any two of times()."""
+    def fill(self, point: MeasuredPoint, output: Callable[[float, float], float]) -> MeasuredPoint:
+        """The point with the server's and the GPU's figures. output: the client's tokens between any two of times()."""
         (before, after), first, last = self._ends, self._first, self._last
 
         def grown(a: Sample | None, b: Sample | None, name: str) -> float | None:
@@ -225,28 +226,29 @@ class Account:
         def gpu(name: str) -> float | None:
             return stats.mean([s.gpu[name] for s in self._inside if name in s.gpu])
 
-        return {
-            "server_running_mean": gauge_mean(self._inside, "running"),
-            "server_waiting_mean": gauge_mean(self._inside, "waiting"),
-            "kv_cache_usage_mean": gauge_mean(self._inside, "kv_cache_usage"),
-            "cache_hit_share": hits / queries if hits is not None and queries else None,
-            "preemptions": grown(first, last, "preemptions"),
-            "server_counters_reset": bool(self._resets),
-            "server_prefill_mean_s": mean("prefill"),
-            "server_queue_mean_s": mean("queue"),
-            "server_ttft_mean_s": mean("ttft"),
+        return replace(
+            point,
+            server_running_mean=gauge_mean(self._inside, "running"),
+            server_waiting_mean=gauge_mean(self._inside, "waiting"),
+            kv_cache_usage_mean=gauge_mean(self._inside, "kv_cache_usage"),
+            cache_hit_share=hits / queries if hits is not None and queries else None,
+            preemptions=grown(first, last, "preemptions"),
+            server_counters_reset=bool(self._resets),
+            server_prefill_mean_s=mean("prefill"),
+            server_queue_mean_s=mean("queue"),
+            server_ttft_mean_s=mean("ttft"),
             # both sides counted between the same two scrapes
-            "server_output_tokens": grown(before, after, "generation_tokens"),
-            "client_output_tokens": output(before.t, after.t) if before and after else None,
-            "scrape_edge_tokens": sum(output(*edge) for edge in self._edges()),
-            "gpu_power_mean_w": gpu("gpu_power_w"),
-            "gpu_power_limit_w": gpu("gpu_power_limit_w"),
-            "gpu_power_limit_default_w": gpu("gpu_power_limit_default_w"),
-            "gpu_clock_mean_mhz": gpu("gpu_clock_mhz"),
-            "gpu_utilization_mean": gpu("gpu_utilization"),
-            "gpu_power_capped_share": gpu("gpu_power_capped"),
-            "gpu_throttled_share": gpu("gpu_throttled"),
-        }
+            server_output_tokens=grown(before, after, "generation_tokens"),
+            client_output_tokens=output(before.t, after.t) if before and after else None,
+            scrape_edge_tokens=sum(output(*edge) for edge in self._edges()),
+            gpu_power_mean_w=gpu("gpu_power_w"),
+            gpu_power_limit_w=gpu("gpu_power_limit_w"),
+            gpu_power_limit_default_w=gpu("gpu_power_limit_default_w"),
+            gpu_clock_mean_mhz=gpu("gpu_clock_mhz"),
+            gpu_utilization_mean=gpu("gpu_utilization"),
+            gpu_power_capped_share=gpu("gpu_power_capped"),
+            gpu_throttled_share=gpu("gpu_throttled"),
+        )
 
 
 def _fell(before: Sample, after: Sample, name: str) -> bool:

@@ -235,8 +235,6 @@ def _point(stage: _Stage, o: LoadOptions, cache_expected: bool, asked: Mapping[s
     """A measured stage as a point, judged; its series is stored."""
     spec, tracker, scraper, load, slo = stage.spec, stage.tracker, stage.scraper, o.load, o.slo
     scraper.close()
-    figures = summary.summarize(tracker, slo, batching=o.batching, scraper=scraper)
-    tracker.finished.close()
     point = MeasuredPoint(
         sweep=spec.sweep,
         engine=spec.engine,
@@ -262,8 +260,9 @@ def _point(stage: _Stage, o: LoadOptions, cache_expected: bool, asked: Mapping[s
         started_at=stage.started_at.isoformat(timespec="seconds"),
         **asked,
         **stage.health,
-        **figures,
     )
+    point = summary.summarize(point, tracker, slo, batching=o.batching, scraper=scraper)
+    tracker.finished.close()
     verdict, reasons = judge(point, spec, o.floors, cache_expected=cache_expected)
     if o.run_dir is not None:
         series = results.series_path(o.run_dir, spec.sweep, spec.engine, spec.point)

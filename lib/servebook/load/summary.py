@@ -18,12 +18,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from ..common import stats
+from ..common.measured_point import MeasuredPoint, Turn
 from ..config.params import Slo
 from . import metrics
 from .finished import Chunk, Column
@@ -34,56 +34,72 @@ BUNCH = 4  # tokens that no server sends in its first read, if it streams
 UNSEEN = 1.5  # times as many as were seen are more than a few looks miss
 
 
-def summarize(tracker: PointProgress, slo: Slo, *, batching: bool, scraper: metrics.Scraper | None) -> dict[str, Any]:
-    """The measured part of a point: figures, and the facts that the audit weighs."""
+def summarize(
+    point: MeasuredPoint, tracker: PointProgress, slo: Slo, *, batching: bool, scraper: metrics.Scraper | None
+) -> MeasuredPoint:
+    """The point with its measured figures, and the facts that the audit needs. point: its load, not measured yet."""
     begin, end = tracker.window_start, tracker.window_end
     if begin is None or end is None or end <= begin:
-        begin = end = math.nan  # there was no window: nothing lies in it
+        begin = end = math.nan  # no window was opened: no request is measured
     account = metrics.Account(scraper.samples if scraper else [], begin, end)
     times, shape, turns = _Latencies(tracker.per_round), _Shape(), _Turns()
     outcomes, flow = _Outcomes(tracker, slo), WindowTotals(begin, end, account.times(), open_loop=tracker.open_loop)
     for chunk in tracker.finished.chunks():
         for part in (times, shape, turns, outcomes, flow):
             part.add(chunk)
-    out = {**outcomes.figures(), **times.figures(), **shape.figures(), **turns.figures()}
-    out |= {"hung": outcomes.hung(times.slowest)}
+    for figures in (outcomes, times, shape, turns):
+        point = figures.fill(point)
+    point = replace(point, hung=outcomes.hung(times.slowest))
     if math.isnan(begin):
-        return out
-    seconds, good, failed = end - begin, out["requests"], out["failures"]
-    e2e, ttft, tpot = out["e2e_mean_s"], out["ttft_mean_s"], out["tpot_mean_s"]
+        return point
+    point = _fill_rates(account.fill(point, flow.output), tracker, outcomes, times, flow, account, batching)
+    if point.cache_hit_share is None:  # the server has no metrics of it; its usage may have it
+        point = replace(point, cache_hit_share=point.usage_cached_share)
+    return flow.fill_arrivals(point, point.e2e_mean_s or 0.0, tracker.rule) if tracker.open_loop else point
+
+
+def _fill_rates(
+    point: MeasuredPoint,
+    tracker: PointProgress,
+    outcomes: _Outcomes,
+    times: _Latencies,
+    flow: WindowTotals,
+    account: metrics.Account,
+    batching: bool,
+) -> MeasuredPoint:
+    """The point with its rates, Little's law and goodput. point: with its latencies and the server's account."""
+    seconds, ttft, tpot = flow.end - flow.begin, point.ttft_mean_s, point.tpot_mean_s
+    attempted = (point.requests or 0) + (point.failures or 0)
     rate, in_flight = flow.completed / seconds, flow.in_flight_mean
-    output = flow.output(begin, end)
-    server = account.figures(flow.output)
+    output = flow.output(flow.begin, flow.end)
     wall = (output - flow.firsts) / seconds
     running = 1.0
     if batching:
-        waiting = waiting_of(server["server_queue_mean_s"], rate, server["server_waiting_mean"])
+        waiting = waiting_of(point.server_queue_mean_s, rate, point.server_waiting_mean)
         running = running_of(in_flight, flow.decoding_mean, account.running_peak, waiting)
     decode = running / tpot if tpot else None
-    little = rate * times.in_flight_s if e2e is not None else None  # what waits at the client is not in flight
+    # requests that wait at the client are not in flight
+    little = rate * times.in_flight_s if point.e2e_mean_s is not None else None
     rate_interval = stats.mean_interval(flow.slices)
-    out |= {
-        "seconds": seconds,
-        "request_rate_per_s": rate,
-        "output_tok_per_s": output / seconds,
-        "output_tok_per_s_ci_low": rate_interval.low if rate_interval else None,
-        "output_tok_per_s_ci_high": rate_interval.high if rate_interval else None,
-        "decode_tok_per_s": max(decode, wall) if decode and batching else decode,
-        "running_mean": running if batching else None,
-        "decode_wall_tok_per_s": wall,
-        "total_tok_per_s": (output + flow.prompt_tokens) / seconds,
-        "in_flight_mean": in_flight,
-        "little_l": little,
-        "little_error": little / in_flight - 1 if little is not None and in_flight else None,
-        "little_edge": times.edge(tracker.concurrency or 0),
-        "waiting_first_token": rate * ttft if ttft is not None else None,
-        "goodput_per_s": outcomes.met / seconds,
-        "goodput_share": outcomes.met / (good + failed) if good or failed else None,
-        **server,
-    }
-    if out["cache_hit_share"] is None:  # the server has no metrics of it; its usage may tell
-        out["cache_hit_share"] = out["usage_cached_share"]
-    return out | (flow.arrivals(e2e or 0.0, tracker.rule) if tracker.open_loop else {})
+    return replace(
+        point,
+        seconds=seconds,
+        request_rate_per_s=rate,
+        output_tok_per_s=output / seconds,
+        output_tok_per_s_ci_low=rate_interval.low if rate_interval else None,
+        output_tok_per_s_ci_high=rate_interval.high if rate_interval else None,
+        decode_tok_per_s=max(decode, wall) if decode and batching else decode,
+        running_mean=running if batching else None,
+        decode_wall_tok_per_s=wall,
+        total_tok_per_s=(output + flow.prompt_tokens) / seconds,
+        in_flight_mean=in_flight,
+        little_l=little,
+        little_error=little / in_flight - 1 if little is not None and in_flight else None,
+        little_edge=times.edge(tracker.concurrency or 0),
+        waiting_first_token=rate * ttft if ttft is not None else None,
+        goodput_per_s=outcomes.met / seconds,
+        goodput_share=outcomes.met / attempted if attempted else None,
+    )
 
 
 def waiting_of(queue_mean_s: float | None, rate_per_s: float, gauge_mean: float | None) -> float | None:
@@ -138,17 +154,18 @@ class _Outcomes:
         """Requests cut off at the end that had been silent for far longer than the finished ones took."""
         return sum(s > max(3 * slowest_s, 1.0) for s in self._silent_s)
 
-    def figures(self) -> dict[str, Any]:
-        return {
-            "requests": self.good,
-            "failures": self.failed,
-            "unfinished": self.unfinished,
-            "warmup_failures": self.warmup_failures,
-            "cut_at_end": len(self._silent_s),
-            "errors": dict(self.tracker.finished.errors.most_common(5)),
-            "stop_reason": self.tracker.stop_reason,
-            "seconds": 0.0,
-        }
+    def fill(self, point: MeasuredPoint) -> MeasuredPoint:
+        return replace(
+            point,
+            requests=self.good,
+            failures=self.failed,
+            unfinished=self.unfinished,
+            warmup_failures=self.warmup_failures,
+            cut_at_end=len(self._silent_s),
+            errors=dict(self.tracker.finished.errors.most_common(5)),
+            stop_reason=self.tracker.stop_reason,
+            seconds=0.0,
+        )
 
 
 class _Latencies:
@@ -188,39 +205,54 @@ class _Latencies:
         age = max(0.0, float((x**3).mean()) / 3 - (float((x**2).mean()) / 2) ** 2)
         return max(clients * float(x.std()), 2 * math.sqrt(2 * clients * age)) / len(x)
 
-    def figures(self) -> dict[str, Any]:
-        ttft, tpot, e2e = self._ttft.values, self._tpot.values, self._e2e.values
-        gaps = {f"itl_p{p}_s": self._gaps.percentile(p) for p in (50, 99)}
-        return latencies(ttft, tpot, e2e, self._per_round) | gaps | {"tail_mean_s": stats.mean(self._tail.values)}
+    def fill(self, point: MeasuredPoint) -> MeasuredPoint:
+        """The point with its latencies and gaps."""
+        point = fill_latencies(point, self._ttft.values, self._tpot.values, self._e2e.values, self._per_round)
+        return replace(
+            point,
+            itl_p50_s=self._gaps.percentile(50),
+            itl_p99_s=self._gaps.percentile(99),
+            tail_mean_s=stats.mean(self._tail.values),
+        )
 
 
-def latencies(ttft_s: np.ndarray, tpot_s: np.ndarray, e2e_s: np.ndarray, per_round: int) -> dict[str, Any]:
-    """Means, percentiles, 95 % intervals and drift of a window's requests in the order they ended.
+def fill_latencies(
+    point: MeasuredPoint, ttft_s: np.ndarray, tpot_s: np.ndarray, e2e_s: np.ndarray, per_round: int
+) -> MeasuredPoint:
+    """The point with means, percentiles, 95 % intervals and drift of its requests, given in the order they ended.
 
     per_round: requests of one round of closed-loop clients (see stats.mean_interval), 1 in an open loop.
     """
     p99 = stats.percentile_interval(ttft_s, 99)
-    return {
-        "converged": converged(e2e_s, ttft_s, per_round),
-        **_spread("ttft", ttft_s, per_round, (50, 90, 99)),
-        **_spread("tpot", tpot_s, per_round, (50, 90, 99)),
-        **_spread("e2e", e2e_s, per_round, (50, 90, 99)),
-        "ttft_p99_ci_low_s": p99[0] if p99 else None,
-        "ttft_p99_ci_high_s": p99[1] if p99 else None,
-        "ttft_min_s": _least(ttft_s),
-        "tpot_min_s": _least(tpot_s),
-        "ttft_drift": stats.drift(ttft_s, per_round),
-        "tpot_drift": stats.drift(tpot_s, per_round),
-    }
-
-
-def _spread(prefix: str, values: np.ndarray, per_round: int, percentiles: Iterable[int]) -> dict[str, float | None]:
-    interval = stats.mean_interval(values, per_round)
-    out = {f"{prefix}_mean_s": stats.mean(values)}
-    out |= {f"{prefix}_p{p}_s": stats.percentile(values, p) for p in percentiles}
-    out |= {f"{prefix}_ci_low_s": interval.low if interval else None}
-    out |= {f"{prefix}_ci_high_s": interval.high if interval else None}
-    return out
+    ttft, tpot, e2e = (stats.mean_interval(values, per_round) for values in (ttft_s, tpot_s, e2e_s))
+    return replace(
+        point,
+        converged=converged(e2e_s, ttft_s, per_round),
+        ttft_mean_s=stats.mean(ttft_s),
+        ttft_p50_s=stats.percentile(ttft_s, 50),
+        ttft_p90_s=stats.percentile(ttft_s, 90),
+        ttft_p99_s=stats.percentile(ttft_s, 99),
+        ttft_ci_low_s=ttft.low if ttft else None,
+        ttft_ci_high_s=ttft.high if ttft else None,
+        tpot_mean_s=stats.mean(tpot_s),
+        tpot_p50_s=stats.percentile(tpot_s, 50),
+        tpot_p90_s=stats.percentile(tpot_s, 90),
+        tpot_p99_s=stats.percentile(tpot_s, 99),
+        tpot_ci_low_s=tpot.low if tpot else None,
+        tpot_ci_high_s=tpot.high if tpot else None,
+        e2e_mean_s=stats.mean(e2e_s),
+        e2e_p50_s=stats.percentile(e2e_s, 50),
+        e2e_p90_s=stats.percentile(e2e_s, 90),
+        e2e_p99_s=stats.percentile(e2e_s, 99),
+        e2e_ci_low_s=e2e.low if e2e else None,
+        e2e_ci_high_s=e2e.high if e2e else None,
+        ttft_p99_ci_low_s=p99[0] if p99 else None,
+        ttft_p99_ci_high_s=p99[1] if p99 else None,
+        ttft_min_s=_least(ttft_s),
+        tpot_min_s=_least(tpot_s),
+        ttft_drift=stats.drift(ttft_s, per_round),
+        tpot_drift=stats.drift(tpot_s, per_round),
+    )
 
 
 def _least(values: np.ndarray) -> float | None:
@@ -257,21 +289,22 @@ class _Shape:
         # how long an answer without usage was is not known
         self.outputs_off += int(((r["tokens"] != r["output_tokens_asked"]) & (r["counted"] == 0)).sum())
 
-    def figures(self) -> dict[str, Any]:
-        return {
-            "itl_is_event_gap": bool(self.events < self.streamed or self.reads < 0.95 * self.events),
-            "tokens_per_event": self.streamed / self.events if self.events else None,
-            "events_over_tokens": self.over,
-            "first_event_unknown": self.unknown,
-            "prompt_tokens_off": self.prompts_off,
-            "output_tokens_off": self.outputs_off,
-            "prompt_tokens_mean": self.prompt_tokens / self.prompts if self.prompts else None,
-            "usage_cached_tokens": self.cached,
-            "usage_cached_share": self.cached / self.cachable if self.cachable else None,
-            "hidden_reasoning_tokens": self.hidden,
-            "counted_without_usage": self.counted,
-            "bunched": self.bunched,
-        }
+    def fill(self, point: MeasuredPoint) -> MeasuredPoint:
+        return replace(
+            point,
+            itl_is_event_gap=bool(self.events < self.streamed or self.reads < 0.95 * self.events),
+            tokens_per_event=self.streamed / self.events if self.events else None,
+            events_over_tokens=self.over,
+            first_event_unknown=self.unknown,
+            prompt_tokens_off=self.prompts_off,
+            output_tokens_off=self.outputs_off,
+            prompt_tokens_mean=self.prompt_tokens / self.prompts if self.prompts else None,
+            usage_cached_tokens=self.cached,
+            usage_cached_share=self.cached / self.cachable if self.cachable else None,
+            hidden_reasoning_tokens=self.hidden,
+            counted_without_usage=self.counted,
+            bunched=self.bunched,
+        )
 
 
 class _Turns:
@@ -289,11 +322,11 @@ class _Turns:
             sums = np.array([own.sum(), ttft[own].sum(), len(told), told.sum()], float)
             self._sums[turn] = self._sums.get(turn, 0.0) + sums
 
-    def figures(self) -> dict[str, Any]:
-        """Nothing where no request was part of a conversation."""
+    def fill(self, point: MeasuredPoint) -> MeasuredPoint:
+        """The point with its turns; unchanged if no request was part of a conversation."""
         if not any(self._sums):
-            return {}
-        table = [
+            return point
+        table: list[Turn] = [
             {
                 "turn": turn,
                 "requests": int(n),
@@ -302,4 +335,4 @@ class _Turns:
             }
             for turn, (n, ttft, told, prompt) in sorted(self._sums.items())
         ]
-        return {"turns": tuple(table)}
+        return replace(point, turns=tuple(table))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..common.measured_point import MeasuredPoint
 from ..run_folder import results
@@ -29,8 +29,15 @@ def audit_run(run_dir: Path) -> tuple[int, list[str]]:
         return _reaudit(book)
 
 
+# fields whose definitions have changed between versions
+RECOMPUTED = (
+    "converged", "ttft_ci_low_s", "ttft_ci_high_s", "tpot_ci_low_s", "tpot_ci_high_s", "e2e_ci_low_s", "e2e_ci_high_s",
+    "ttft_p99_ci_low_s", "ttft_p99_ci_high_s", "ttft_drift", "tpot_drift",
+)  # fmt: skip
+
+
 def _reaudit(book: Book) -> tuple[int, list[str]]:
-    from ..load.summary import latencies
+    from ..load.summary import fill_latencies
 
     judged, changed = 0, []
     specs = {(s.sweep, s.engine, s.point): s for s in book.all_specs()}
@@ -41,8 +48,8 @@ def _reaudit(book: Book) -> tuple[int, list[str]]:
         rows = rows[(rows["phase"] == "measured") & rows["ok"].astype(bool)].sort_values("end_s", kind="stable")
         ttft_s, tpot_s, e2e_s = (rows[f"{k}_s"].dropna().to_numpy(float) for k in ("ttft", "tpot", "e2e"))
         per_round = (spec.concurrency or 1) if spec.rate_per_s is None else 1
-        figures = latencies(ttft_s, tpot_s, e2e_s, per_round)
-        changes = {k: v for k, v in figures.items() if k == "converged" or "_ci_" in k or k.endswith("_drift")}
+        figures = fill_latencies(point, ttft_s, tpot_s, e2e_s, per_round)
+        changes: dict[str, Any] = {name: getattr(figures, name) for name in RECOMPUTED}
         if (
             point.running_mean is None
             and book.batching(spec.engine)
