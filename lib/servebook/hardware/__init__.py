@@ -1,1 +1,1 @@
-"""What it is served on: datasheet figures of GPUs with their sources, and this machine's processor. Knows no model."""
+"""Hardware: datasheet figures of GPUs with their sources, and this machine's processor. Knows no model."""

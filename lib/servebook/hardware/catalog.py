@@ -24,26 +24,26 @@ from .processor import copy_gb_per_s, flop_per_cycle, processor, usable_cpus
 
 CATALOG = Path(__file__).with_name("gpus.yaml")
 GIB = 2**30
-NEAR = 0.66  # of a name's letters in the right order: a typing error, not another card
+NEAR = 0.66  # minimum similarity of names for a typing error
 NOT_AVAILABLE = "not available"
 GIVE_FIGURES = "Give hardware.figures (name, tensor_tflops, memory_bandwidth_gb_per_s, memory_gib) or a catalog name"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A device that serves: a GPU, or the CPU. None means that the device has no such unit, or that it is not known."""
+    """A device: a GPU, or the CPU. None: the device has no such unit, or the figure is unknown."""
 
     name: str
     fp16_tflops: float
     bf16_tflops: float | None  # None: no bfloat16 tensor cores (T4)
     memory_bandwidth_gb_per_s: float
-    memory_gib: float  # what the driver reports as total, not what is sold
+    memory_gib: float  # total memory as the driver reports it, not the sold size
     fp8_tflops: float | None = None
     int8_tflops: float | None = None
     fp4_tflops: float | None = None
     fp32_tflops: float | None = None
     memory_sold_gb: float | None = None
-    nvlink_gb_per_s: float | None = None  # to the other GPUs of its machine, one direction; None: no NVLink of its own
+    nvlink_gb_per_s: float | None = None  # to the other GPUs of its machine, one direction; None: no NVLink
     pcie_gb_per_s: float = 32  # one direction; 4th generation, 16 lanes
     generation: str = "unknown"
     attention_backend: str = "unknown"  # vLLM's default on it: FLASH_ATTN_2, FLASH_ATTN_3, FLASHINFER, TRITON_ATTN, CPU
@@ -52,14 +52,14 @@ class Gpu:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is the CPU."""
+        """Whether the device is the CPU."""
         return self.generation == "cpu"
 
     def flops_per_s(self, dtype: str = "bfloat16") -> float:
         """Peak dense FLOP/s of a multiplication in `dtype` (bfloat16, float16, float32, fp8, int8, fp4).
 
-        A card without fp8, int8 or fp4 units multiplies such weights in 16 bits, after unpacking them: its 16-bit rate.
-        Raises ServebookError for bfloat16 on a card that has none.
+        A card without fp8, int8 or fp4 units unpacks such weights and multiplies in 16 bits, at its 16-bit rate. Raises
+        ServebookError for bfloat16 on a card without it.
         """
         if dtype == "bfloat16" and self.bf16_tflops is None:
             raise ServebookError(f"{self.name} has no bfloat16 tensor cores", "model.dtype", "Set model.dtype: float16")
@@ -82,7 +82,7 @@ class Gpu:
 
     @property
     def link_bytes_per_s(self) -> float:
-        """Bytes/s to its peers in one direction: NVLink where there is one, else PCIe; on a CPU through its memory."""
+        """Bytes/s to its peers in one direction: NVLink if it has it, otherwise PCIe; on a CPU through memory."""
         if self.is_cpu:
             return self.bytes_per_s / 2
         return (self.nvlink_gb_per_s or self.pcie_gb_per_s) * 1e9
@@ -94,7 +94,7 @@ class Gpu:
 
 
 class Entry(Strict):
-    """A card as the catalog holds it; units and meaning as in Gpu. nvml: the names that the driver gives it."""
+    """A card of the catalog; units and meaning as in Gpu. nvml: the names that the driver gives it."""
 
     nvml: Annotated[list[str], Field(min_length=1)]
     fp16_tflops: Positive
@@ -144,12 +144,12 @@ def _entries() -> dict[str, tuple[Gpu, tuple[str, ...]]]:
 
 
 def catalog() -> dict[str, Gpu]:
-    """Every known card by the name that params use."""
+    """Every known card, by its name in parameter files."""
     return {name: gpu for name, (gpu, _) in _entries().items()}
 
 
 def resolve(hardware: HardwareParams) -> Gpu:
-    """The device of a run: given figures, a catalog or driver name (case and separators do not matter), or `detect`."""
+    """The device of a run: given figures, a catalog or driver name (case and separators are ignored), or `detect`."""
     if hardware.figures:
         return _of_figures(hardware.figures)
     wanted = str(hardware.gpu)
@@ -173,8 +173,8 @@ def resolve(hardware: HardwareParams) -> Gpu:
 
 
 def _of_figures(f: HardwareFigures) -> Gpu:
-    """A card of one's own: what its generation's attention kernels are, and the 16-bit rate where another is not given.
-    float32 is multiplied at the rate given for it, else not at all."""
+    """A card from given figures: attention kernels of its generation, and the 16-bit rate where another rate is
+    missing. float32 uses the given rate, or is not available."""
     backend = {"hopper": "FLASH_ATTN_3", "ampere": "FLASH_ATTN_2", "ada": "FLASH_ATTN_2", "turing": "TRITON_ATTN",
                "volta": "TRITON_ATTN", "blackwell": "FLASHINFER",
                "blackwell_rtx": "FLASH_ATTN_2", "cdna3": "ROCM_ATTN", "cdna4": "ROCM_ATTN"}  # fmt: skip
@@ -202,7 +202,7 @@ def _key(name: str) -> str:
 
 @contextlib.contextmanager
 def nvml() -> Iterator[Any]:
-    """pynvml, initialized for the block; None without a driver or without the library."""
+    """pynvml, initialized for the block; None without a driver or the library."""
     try:
         import pynvml
 
@@ -217,10 +217,11 @@ def nvml() -> Iterator[Any]:
 
 
 def visible_handles(nvml: Any) -> list[Any]:
-    """NVML's handles of the GPUs this process may use, each once: CUDA_VISIBLE_DEVICES counts, indices or UUIDs, up to
-    the first name that is neither (-1, Slurm's NoDevFiles), as CUDA reads it.
+    """NVML handles of the GPUs this process may use, each once: CUDA_VISIBLE_DEVICES applies (indices or UUIDs), up to
+    the first entry that is neither (-1, Slurm's NoDevFiles), as in CUDA.
 
-    Raises ServebookError where it names a GPU that this machine has not."""
+    Raises ServebookError if it names a GPU that the machine does not have.
+    """
     count = nvml.nvmlDeviceGetCount()
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is None:
@@ -242,9 +243,9 @@ def visible_handles(nvml: Any) -> list[Any]:
 
 
 def match(driver_name: str, total_bytes: int) -> Gpu:
-    """The catalog's card for the name and the memory that the driver reports.
+    """The catalog card for the name and memory that the driver reports.
 
-    Raises ServebookError for a card the catalog does not hold, and for a slice of one (MIG, vGPU).
+    Raises ServebookError for a card that is not in the catalog, and for a slice of one (MIG, vGPU).
     """
     for gpu, names in _entries().values():
         if driver_name in names:
@@ -256,11 +257,11 @@ def match(driver_name: str, total_bytes: int) -> Gpu:
 
 
 def detect() -> Gpu:
-    """The first visible NVIDIA GPU, by its name in the catalog; without one, the CPU (see cpu())."""
+    """The first visible NVIDIA GPU, by its catalog name; without one, the CPU (see cpu())."""
     with nvml() as n:
         if n is not None and (handles := visible_handles(n)):
             handle = handles[0]
-            with contextlib.suppress(n.NVMLError):  # not every card knows MIG
+            with contextlib.suppress(n.NVMLError):  # not every card supports MIG
                 if n.nvmlDeviceGetMigMode(handle)[0]:
                     raise ServebookError("the GPU is split into MIG slices", "hardware.gpu: detect", GIVE_FIGURES)
             return match(n.nvmlDeviceGetName(handle), n.nvmlDeviceGetMemoryInfo(handle).total)
@@ -269,7 +270,7 @@ def detect() -> Gpu:
 
 def snapshot() -> dict[str, Any]:
     """Driver, clocks, power, memory, ECC and processes of the first GPU this process may use; "not available" where
-    NVML does not say."""
+    NVML has no value."""
     with nvml() as n:
         handles = visible_handles(n) if n is not None else []
         if not handles:
@@ -310,7 +311,7 @@ def snapshot() -> dict[str, Any]:
 
 @cache
 def cpu() -> Gpu:
-    """This machine's CPU: peak from cores × clock × FLOP per cycle, bandwidth from a copy measured once a process."""
+    """This machine's CPU: peak from cores × clock × FLOP per cycle, bandwidth from a copy measured once per process."""
     here, cores = processor(), usable_cpus()
     if not here.hertz:
         raise ServebookError(

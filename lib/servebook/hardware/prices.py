@@ -1,4 +1,4 @@
-"""Public list prices of cards, each with its provider, the day it was read and where. A user's own price wins."""
+"""Public list prices of cards, each with its provider, date and source. A user's own price takes precedence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRICES = Path(__file__).with_name("prices.yaml")
 
 
 class ListPrice(Strict):
-    """What an hour of one card cost on demand in US dollars; list: the provider's page, via: who recorded it."""
+    """On-demand price of one card per hour in US dollars; list: the provider's page, via: who recorded it."""
 
     usd_per_hour: Positive
     provider: str
@@ -26,7 +26,7 @@ class ListPrice(Strict):
     via: str
 
     def says(self) -> str:
-        """Where the price comes from, in words."""
+        """The source of the price, in words."""
         return f"list price, {self.provider}, read {self.read.isoformat()}"
 
 
@@ -35,7 +35,8 @@ class _Prices(RootModel[dict[str, ListPrice]]):
 
 
 def read_prices(text: str, where: str) -> dict[str, ListPrice]:
-    """{card: its list price}. Raises ServebookError for a fault in the text, and for a card the catalog lacks."""
+    """{card: its list price}. Raises ServebookError for a fault in the text, and for a card missing from the
+    catalog."""
     prices = strict_yaml.validate(text, _Prices, where, example="the entries beside it").root
     if unknown := [name for name in prices if name not in catalog()]:
         raise ServebookError(f"{unknown[0]} is no card of the catalog", where, f"There are: {', '.join(catalog())}")
@@ -44,12 +45,12 @@ def read_prices(text: str, where: str) -> dict[str, ListPrice]:
 
 @cache
 def list_prices() -> dict[str, ListPrice]:
-    """Every card's list price by its name in the catalog."""
+    """Every card's list price by its catalog name."""
     return read_prices(PRICES.read_text(encoding="utf-8"), PRICES.name)
 
 
 def price_of(gpu: Gpu, given: float | None, where: str) -> tuple[float, str]:
-    """(price of one card for an hour, where it comes from). Raises ServebookError where nothing tells it."""
+    """(price of one card per hour, its source). Raises ServebookError if there is no price."""
     if given is not None:
         return given, "given"
     known = list_prices().get(gpu.name)

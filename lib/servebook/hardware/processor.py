@@ -1,4 +1,4 @@
-"""This machine's processor: what the system says of it, the rate that follows, and how fast it copies memory."""
+"""This machine's processor: its properties, its peak rate, and its measured copy bandwidth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Processor:
-    """As /proc/cpuinfo names it. hertz: 0 where no clock is told; flags: instruction sets; family: 0 where unknown."""
+    """The processor as in /proc/cpuinfo. hertz: 0 if no clock is given; flags: instruction sets; family: 0 if
+    unknown."""
 
     name: str
     hertz: float
@@ -25,7 +26,7 @@ class Processor:
 
 @cache
 def processor() -> Processor:
-    """This machine's. Where /proc/cpuinfo is not to be had, a name and nothing else."""
+    """This machine's processor. Without /proc/cpuinfo, only a name."""
     told: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -40,7 +41,7 @@ def processor() -> Processor:
 
 
 def usable_cpus() -> int:
-    """CPUs this process may use: its affinity, cut by the cgroup's quota."""
+    """CPUs this process may use: its affinity, limited by the cgroup's quota."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -50,7 +51,7 @@ def usable_cpus() -> int:
 
 
 def flop_per_cycle(flags: frozenset[str] | set[str], vendor: str, family: int) -> tuple[int, int, str]:
-    """(fp32, bf16, what they follow from) per core and cycle; a fused multiply-add is 2 FLOPs.
+    """(fp32, bf16, their derivation) per core and cycle; a fused multiply-add is 2 FLOPs.
 
     Two 512-bit FMA units give 64 in fp32 (Intel's servers, AMD from Zen 5); Zen 4 runs a 512-bit FMA in two halves: 32.
     AVX512_BF16 doubles the rate, AMX multiplies 16×16×32 bf16 tiles in 16 cycles: 1024.
@@ -68,15 +69,15 @@ def flop_per_cycle(flags: frozenset[str] | set[str], vendor: str, family: int) -
 
 
 def copy_gb_per_s(threads: int, budget_s: float = 0.2) -> float:
-    """Best of several passes of a copy by `threads` threads at once, bytes read and written, in 1e9 bytes/s.
+    """Best of several copies by `threads` threads at once, bytes read and written, in 1e9 bytes/s.
 
-    The buffers (32 MiB a side and thread) are larger than a core's share of the caches.
+    The buffers (32 MiB per side and thread) are larger than a core's share of the caches.
     """
     import numpy as np
 
     size = 32 * 2**20
     sources = [np.ones(size // 8) for _ in range(threads)]
-    targets = [np.ones_like(s) for s in sources]  # touched: no page faults inside the measurement
+    targets = [np.ones_like(s) for s in sources]  # touched, so that no page faults are measured
     best, passes, deadline = 0.0, 0, time.monotonic() + budget_s
     while passes < 3 or time.monotonic() < deadline:
         passes += 1

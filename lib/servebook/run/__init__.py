@@ -1,1 +1,1 @@
-"""A run from start to end: the book, which binds the stages to a run's folder, and the pipeline that walks it."""
+"""A run from start to end: the book, which connects the stages with the run's folder, and the pipeline."""

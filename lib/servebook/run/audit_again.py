@@ -1,6 +1,6 @@
-"""A stored run's points audited again by today's rules: intervals, decode rate and verdicts, from the run's own rows.
+"""Applies the current audit rules to a stored run: intervals, decode rate and verdicts, from the run's own rows.
 
-What else was measured, means, rates and counts, stays what it was.
+Other measured figures (means, rates, counts) stay unchanged.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 
 def audit_run(run_dir: Path) -> tuple[int, list[str]]:
-    """Write intervals, drift and verdict of every point of the run anew: how many, and a line for each that changed.
+    """Recompute intervals, drift and verdict of every point of the run: the number of points, and a line for each
+    change.
 
-    Raises ServebookError where no run is stored, or another process writes to it.
+    Raises ServebookError if no run is stored, or another process writes to it.
     """
     book = Book.at(Path(run_dir))
     with single_run(book.dir):
@@ -42,7 +43,7 @@ def _reaudit(book: Book) -> tuple[int, list[str]]:
     judged, changed = 0, []
     specs = {(s.sweep, s.engine, s.point): s for s in book.all_specs()}
     for point in book.stored_points():
-        if (spec := specs.get(point.key)) is None:  # of other parameters than the run's
+        if (spec := specs.get(point.key)) is None:  # not in the run's parameters
             continue
         rows = results.rows_frame(book.dir, **point.place)
         rows = rows[(rows["phase"] == "measured") & rows["ok"].astype(bool)].sort_values("end_s", kind="stable")
@@ -68,8 +69,8 @@ def _reaudit(book: Book) -> tuple[int, list[str]]:
 
 
 def _decode_rate(run_dir: Path, point: MeasuredPoint, rows: pd.DataFrame) -> float | None:
-    """load.summary's, of a point that was measured before it was capped by the most that ran and not by a gauge's
-    mean. None where the server does not tell what runs."""
+    """The decode rate by load.summary's current rule, for points of earlier versions, which capped it by the gauge's
+    mean. None if the server does not report running requests."""
     from ..load.flow import side_by_side
     from ..load.summary import running_of, waiting_of
 

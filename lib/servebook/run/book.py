@@ -1,6 +1,6 @@
-"""A run as the notebooks, the pipeline and the command see it: one object that binds the stages to the run's folder.
+"""A run as notebooks, pipeline and command see it: one object that connects the stages with the run's folder.
 
-What is read is in `stored`, which points are done in `ledger`, the measuring in `measuring`, times in `sessions`.
+Stored data is in stored_run, the state of points in point_status, measuring in measuring, times in sessions.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from . import measuring, preflight
 from .preflight import Check
 from .working_run import WorkingRun
 
-STORED = "SERVEBOOK_STORED"  # a stored run's folder: whatever is opened is that run, told again (see replay)
+STORED = "SERVEBOOK_STORED"  # a stored run's folder: any opened book is that run, replayed (see replay)
 
 
 def find_params(path: str | Path) -> Path:
-    """A parameter file as typed: from the working folder, else from the checkout, so notebooks run from anywhere."""
+    """A parameter file as typed: relative to the working folder, otherwise to the checkout, so notebooks run from
+    anywhere."""
     path = Path(path).expanduser()
     return path if path.exists() or path.is_absolute() or not (ROOT / path).exists() else ROOT / path
 
 
 def outputs_folder() -> Path:
-    """Where runs are kept: outputs/ of the checkout, or the folder in SERVEBOOK_OUTPUTS."""
+    """The folder of all runs: outputs/ of the checkout, or SERVEBOOK_OUTPUTS."""
     return Path(os.environ.get("SERVEBOOK_OUTPUTS") or ROOT / "outputs")
 
 
@@ -44,7 +45,8 @@ class Book(WorkingRun):
 
     @classmethod
     def open(cls, params_path: str | Path, *, create: bool = False) -> Book:
-        """The run of a parameter file. With create, its folder is made and the resolved parameters written into it."""
+        """The run of a parameter file. With create, its folder is made and the resolved parameters are written
+        into it."""
         if stored := os.environ.get(STORED):
             return ReplayedRun.at(Path(stored))
         path_as_typed, path = params_path, find_params(params_path)
@@ -58,7 +60,7 @@ class Book(WorkingRun):
 
     @classmethod
     def at(cls, run_dir: Path) -> Book:
-        """A stored run by its folder (relative model paths are not needed again once it ran)."""
+        """A stored run by its folder (relative model paths are not needed any more)."""
         resolved = RunFiles(run_dir).params
         if not resolved.exists():
             raise ServebookError(
@@ -67,7 +69,7 @@ class Book(WorkingRun):
         return cls(params.load(resolved), run_dir, run_dir)
 
     def _check_context(self, where: str) -> None:
-        """Refuse prompts that no engine of the run can take, before any work."""
+        """Reject prompts that no engine of the run accepts, before any work."""
         asked = {f"calibration[{i}]": (p.prompt_tokens, p.output_tokens) for i, p in enumerate(self.params.calibration)}
         for name, s in self.params.sweeps.items():
             asked[f"sweeps.{name}"] = s.longest()
@@ -88,7 +90,7 @@ class Book(WorkingRun):
                     )
 
     def _refuse_secrets(self, where: str) -> None:
-        """Refuse keys in the parameters: they are stored with the run and published with the report."""
+        """Reject keys in the parameters: they would be stored with the run and published with the report."""
         from ..engines import secrets
 
         for name, engine in self.params.engines.items():
@@ -96,7 +98,7 @@ class Book(WorkingRun):
                 raise ServebookError(f"engines.{name}.{found[0]}", where, found[1])
 
     def _with_own_traces(self) -> params.RunParams:
-        """The parameters with traces named as they lie in the run's folder, where they are copied to."""
+        """The parameters with the paths of the trace copies in the run's folder."""
         own = {}
         for name, workload in self.params.workloads.items():
             if workload.trace is not None:
@@ -124,7 +126,7 @@ class Book(WorkingRun):
     # --- before anything --------------------------------------------------------------------------------------------
 
     def preflight(self) -> list[Check]:
-        """Whether this machine is fit to run it; kept with the run."""
+        """Whether this machine can do the run; stored with the run."""
         checks = preflight.run(self.params, self.base, self.dir)
         files.write_json(self.files.preflight, [asdict(c) for c in checks])
         return checks
@@ -134,7 +136,7 @@ class Book(WorkingRun):
     def predict(self, engine: str | None = None) -> StagePrediction:
         """Predict and freeze: before anything is measured (no engine), or for one engine after its C = 1 points.
 
-        Returns what is frozen: points that are measured keep what was frozen before they were.
+        Returns the frozen entry; measured points keep what was frozen before they were measured.
         """
         stage, of = "datasheet" if engine is None else f"calibrated:{engine}", None if engine is None else [engine]
         learned, facts = [], {}
@@ -149,7 +151,7 @@ class Book(WorkingRun):
         except ServebookError as error:
             if engine is None or not learned:
                 raise
-            # a host that was busy with something else costs what its C = 1 points would have taught, not the run
+            # on a busy host the C = 1 points may be unusable: lose the calibration, not the run
             prediction = predict.predict_run(self.params, self.shape, self.gpu, **asked)
             note = f"Its C = 1 points could not be used, so the datasheet's constants stand: {error}"
             prediction["constants"][engine]["notes"].insert(0, note)
@@ -158,7 +160,7 @@ class Book(WorkingRun):
             if engine is not None and (dropped := _dropped(learned)):
                 prediction["constants"][engine]["notes"].insert(0, dropped)
                 self.tell(f"{engine}: {dropped}", True)
-        # a point whose parameters or server changed is measured again, and predicted anew before
+        # a point whose parameters or server changed is predicted again before it is measured again
         kept = {
             (s.sweep, s.engine, s.point)
             for s in self.all_specs()
@@ -169,14 +171,14 @@ class Book(WorkingRun):
     # --- measuring ----------------------------------------------------------------------------------------------
 
     def measure(self, sweep: str, engine: str, *, progress: bool = True) -> None:
-        """Measure what is missing of one sweep on one engine; starts the engine only if something is."""
+        """Measure what is missing of one sweep on one engine; the engine is started only if something is missing."""
         if self.frozen("datasheet") is None:  # run by hand before 01
             self.predict()
         measuring.measure(self, sweep, engine, progress=progress)
 
 
 def _dropped(learned: Sequence[MeasuredPoint]) -> str | None:
-    """Which C = 1 points the predictor did not learn from, and why; None where it took them all."""
+    """Which C = 1 points calibration did not use, and why; None if it used all."""
     invalid = [p for p in learned if p.verdict == "invalid"]
     if not invalid:
         return None
@@ -186,10 +188,10 @@ def _dropped(learned: Sequence[MeasuredPoint]) -> str | None:
 
 
 class ReplayedRun(Book):
-    """A run as its notebooks see it while it is told again: what they would do was done, and stays."""
+    """A run as its notebooks see it during a replay: nothing is measured or predicted again."""
 
     def preflight(self) -> list[Check]:
-        """The checks of the machine that measured, [] where none were kept."""
+        """The checks of the machine that measured, [] if none were stored."""
         return [Check(**c) for c in files.read_json(self.files.preflight) or []]
 
     def predict(self, engine: str | None = None) -> StagePrediction:
@@ -202,4 +204,4 @@ class ReplayedRun(Book):
         return entry
 
     def measure(self, sweep: str, engine: str, *, progress: bool = True) -> None:
-        """Nothing: what was measured was measured."""
+        """Nothing: the stored measurements stay."""

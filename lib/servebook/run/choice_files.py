@@ -1,4 +1,4 @@
-"""What to do with a choice: the command that serves it, parameter files that measure it, a router's configuration."""
+"""Files for using a choice: the command that serves it, parameter files that measure it, a router's configuration."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from ..predictor.choice import Choice
 from ..predictor.choice_search import Candidate
 from ..predictor.set_ups import SetUp
 
-RIVALS = 2  # that are measured beside the choice
-MEASURED_REQUESTS = 300  # of a point, so that its p90 and p99 say something
+RIVALS = 2  # set-ups measured beside the choice
+MEASURED_REQUESTS = 300  # requests of a point, so that its p90 and p99 are meaningful
 ROUTERS = ("vLLM production stack", "Ray Serve", "llm-d")
 
 
 def served_model(m: ModelParams) -> str:
-    """What vLLM is told to serve: the Hub id or folder; of a packaged config the Hub id that it comes from."""
+    """The model argument for vLLM: the Hub id or folder; for a packaged config the Hub id it comes from."""
     if m.config:
         return next((hub for hub, name in SHIPPED.items() if name == m.config), m.config)
     return str(m.hub or m.path)
 
 
 def serve_command(choice: Choice, s: SetUp) -> str:
-    """The exact line that serves one replica."""
+    """The command line that serves one replica."""
     given = choice.workshop.params.model
     m = s.model(given).model_copy(update={"weights": "real"} if served_model(given) != given.config else {})
     return shlex.join(["vllm", "serve", served_model(given), *serve_flags(m, s.engine)])
@@ -44,9 +44,9 @@ def serve_command(choice: Choice, s: SetUp) -> str:
 
 
 def write_params(choice: Choice, base: Path, into: Path) -> list[Path]:
-    """Parameter files that measure the choice and its nearest rivals at one replica's share of the load, each as an
-    engine; those that need other machines or weights have files of their own. Beside them what configures a router,
-    where there are several replicas. base: where relative paths of the run start from."""
+    """Write parameter files that measure the choice and its nearest alternatives at one replica's share of the load,
+    each as an engine; those that need other machines or weights get separate files. With several replicas, also router
+    configurations. base: the folder of the run's relative paths."""
     named = [("choice", choice.chosen), *((f"rival-{i + 1}", c) for i, c in enumerate(choice.rivals[:RIVALS]))]
     groups: dict[Any, list[tuple[str, Candidate]]] = {}
     for name, c in named:
@@ -114,7 +114,7 @@ def _sweep(choice: Choice, engine: str, c: Candidate) -> dict[str, Any]:
 
 
 def _load(choice: Choice, members: list[tuple[str, Candidate]]) -> dict[str, Any]:
-    """The run's own way to load, with time for enough requests."""
+    """The run's load settings, with time for enough requests."""
     load = choice.workshop.params.load.model_dump(mode="json", exclude_defaults=True)
     own = choice.workshop.params.load
     load["min_requests"] = max(own.min_requests, MEASURED_REQUESTS)
@@ -184,7 +184,7 @@ def router_configs(choice: Choice) -> dict[str, str]:
 
 
 def _beyond(flags: list[str]) -> list[str]:
-    """vLLM's flags without those that the chart has keys for, or sets itself."""
+    """vLLM's flags without those that the chart has keys for or sets itself."""
     keyed = {"--served-model-name", "--dtype", "--max-model-len", "--max-num-seqs", "--tensor-parallel-size"}
     bare = {"--enable-prefix-caching", "--no-enable-prefix-caching"}
     kept, skip = [], False

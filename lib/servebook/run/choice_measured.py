@@ -1,4 +1,4 @@
-"""Whether a choice stands: what runs that measured it and its rivals say of the level and of the prediction."""
+"""Checks a choice against runs that measured it and its alternatives: the service level and the prediction."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ..predictor.set_ups import PricedGpu, SetUp
 from ..predictor.steptime import VllmTimes
 from .book import Book
 
-SAME_LOAD = 0.02  # relative difference of loads that still count as the share that a replica takes
-RARE = 0.05  # a stated probability that what came has contradicts it
+SAME_LOAD = 0.02  # relative difference of loads that still count as a replica's share
+RARE = 0.05  # probability at or above which a missed level contradicts the prediction
 
 
 @dataclass(frozen=True)
 class MeasuredChoice:
-    """One set-up as measured. values: {latency: (value, low, high)} at the level's percentiles, 95 % intervals."""
+    """One measured set-up. values: {latency: (value, low, high)} at the level's percentiles, 95 % intervals."""
 
     candidate: Candidate
     engine: str
@@ -40,8 +40,8 @@ class MeasuredChoice:
 
 
 def check(choice: Choice, run_dirs: Sequence[Path]) -> dict[str, Any]:
-    """{"stands": True, False or None where the choice was not measured, "lines": the verdict in words, "measured":
-    every set-up's figures}. Raises ServebookError for a folder that holds no point of the target load."""
+    """{"stands": True, False, or None if the choice was not measured; "lines": the verdict in words; "measured": every
+    set-up's figures}. Raises ServebookError for a folder without a point of the target load."""
     found = [m for folder in run_dirs for m in _of_run(choice, Book.at(folder))]
     if not found:
         folders = ", ".join(map(str, run_dirs))
@@ -93,7 +93,7 @@ def _percentile(values: Any, p: float) -> tuple[float, float, float]:
 
 
 def _replicas(choice: Choice, point: MeasuredPoint) -> int | None:
-    """How many replicas share the target load where each takes what this point was measured with."""
+    """The number of replicas that share the target load if each gets this point's load."""
     target = choice.target
     if (point.prompt_tokens, point.output_tokens) != (target.prompt_tokens, target.output_tokens):
         return None
@@ -108,7 +108,7 @@ def _replicas(choice: Choice, point: MeasuredPoint) -> int | None:
 
 
 def _set_up(choice: Choice, book: Book, engine: VllmEngine) -> SetUp:
-    """What was measured as a set-up, at the price that was searched with, else the run's."""
+    """A measured engine as a set-up, at the searched price, otherwise the run's."""
     gpu: Gpu = book.gpu
     gpus = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
     card = next((c.set_up.card for c in choice.candidates if c.set_up.gpu.name == gpu.name), None)
@@ -118,7 +118,7 @@ def _set_up(choice: Choice, book: Book, engine: VllmEngine) -> SetUp:
 
 
 def _same(a: SetUp, b: SetUp) -> bool:
-    """Whether two are the same card with the same settings."""
+    """Whether two set-ups are the same card with the same settings."""
     keys = (
         "max_num_batched_tokens", "max_num_seqs", "prefix_caching", "tensor_parallel_size", "pipeline_parallel_size",
         "data_parallel_size", "enable_expert_parallel",
@@ -127,7 +127,8 @@ def _same(a: SetUp, b: SetUp) -> bool:
 
 
 def _candidate(choice: Choice, s: SetUp, replicas: int) -> Candidate | None:
-    """The measured set-up as the search sees it, judged at its number of replicas; None where it was not searched."""
+    """The measured set-up as a candidate of the search, judged at its number of replicas; None if it was not
+    searched."""
     known = next((c for c in choice.candidates if _same(c.set_up, s)), None)
     if known is not None and known.replicas == replicas and known.judged is not None:
         return known

@@ -1,4 +1,4 @@
-"""A choice for a run: the cards and their prices, the model in every precision, what its C = 1 points taught."""
+"""A choice for a run: cards and prices, the model in every precision, calibration on the run's C = 1 points."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def choice_for(
     """The cheapest set-up for a run's slo and target load.
 
     where: its parameter file, for messages. gpus: "NAME" or "NAME=PRICE" of cards to search instead of the parameters'.
-    Raises ServebookError, one line, for what cannot be searched and for a level that nothing meets.
+    Raises ServebookError if the search is not possible or no set-up meets the level.
     """
     params, asked = run.params, space or run.params.choose or SearchSpace()
     if max_gpus is not None:
@@ -48,8 +48,8 @@ def choice_for(
 
 
 def priced_gpus(run: StoredRun, gpus: Sequence[str], space: SearchSpace, where: str) -> list[PricedGpu]:
-    """The cards to search: those named, else the parameters' choose.gpus, else all with a public list price and the
-    run's own. Raises ServebookError for a card that is unknown, or whose price nothing tells."""
+    """The cards to search: the named ones, otherwise the parameters' choose.gpus, otherwise all with a public list
+    price and the run's own. Raises ServebookError for an unknown card or one without a price."""
     named = [_parsed(option) for option in gpus] or list(space.gpus.items())
     own = run.params.hardware
     engine = next((e for e in run.params.engines.values() if isinstance(e, VllmEngine)), None)
@@ -114,7 +114,7 @@ def _learned(run: StoredRun) -> dict[tuple[Any, ...], Calibration]:
 
 def kept_points(run: StoredRun, folders: Sequence[Path]) -> list[dict[str, Any]]:
     """Measured points of vLLM engines in stored runs of the same model, for the chart: gpu, user_tok_per_s (1 / mean
-    TPOT), tok_per_s_per_gpu, run. folders: that hold runs' folders."""
+    TPOT), tok_per_s_per_gpu, run. folders: folders that contain runs' folders."""
     wanted, found = _size(run), []
     for folder in folders:
         for path in sorted(folder.glob("*/params.yaml")):
@@ -122,7 +122,7 @@ def kept_points(run: StoredRun, folders: Sequence[Path]) -> list[dict[str, Any]]
                 kept = StoredRun(load_params(path), path.parent, path.parent)
                 alike = _size(kept) == wanted
             except ServebookError:
-                continue  # a run whose model or parameters cannot be read any more is no help here
+                continue  # skip runs whose model or parameters cannot be read any more
             for p in kept.stored_points() if alike else []:
                 engine = kept.params.engines.get(p.engine)
                 if not isinstance(engine, VllmEngine) or not (p.tpot_mean_s and p.output_tok_per_s):

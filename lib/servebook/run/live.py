@@ -1,8 +1,7 @@
-"""The progress of a run by hand in JupyterLab: points done, time left, TTFT and TPOT so far, and a plot that grows.
+"""Live progress in JupyterLab of a run by hand: points done, time left, TTFT and TPOT so far, and a growing plot.
 
-It reads the files that the measuring writes, in a thread that takes a few milliseconds a second: the load runs in this
-process too, and its time stamps must not wait for a picture. What stays in the notebook is the lines that are printed
-where no one watches.
+It reads the files that measuring writes, in a thread that takes a few milliseconds per second, because the load
+generator runs in this process, too, and its time stamps must not wait. The notebook keeps the printed lines only.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from .working_run import WorkingRun
 
 
 def in_lab() -> bool:
-    """Whether a person watches: JupyterLab's server names the notebook to its kernel, papermill and nbclient do not."""
+    """Whether a person watches: JupyterLab's server tells the kernel the notebook's name, papermill and nbclient do
+    not."""
     if not os.environ.get("JPY_SESSION_NAME"):
         return False
     from IPython import get_ipython
@@ -28,7 +28,7 @@ def in_lab() -> bool:
 
 @contextlib.contextmanager
 def watching(book: WorkingRun, specs: Sequence[PointSpec]) -> Iterator[None]:
-    """Show the progress of measuring these points while the block runs, where someone watches; else do nothing."""
+    """Show the progress of measuring these points while the block runs, if someone watches; else do nothing."""
     if not in_lab():
         yield
         return
@@ -44,14 +44,14 @@ def watching(book: WorkingRun, specs: Sequence[PointSpec]) -> Iterator[None]:
 
 
 class Interrupted(KeyboardInterrupt):
-    """The stop button: what is kept, in one line, and no traceback through the load generator."""
+    """The stop button: one line about what is kept, without a traceback through the load generator."""
 
-    def _render_traceback_(self) -> list[str]:  # IPython asks for it by this name
+    def _render_traceback_(self) -> list[str]:  # IPython looks this method up by name
         return [f"{self}. Run the cell again to go on."]
 
 
 class _View:
-    """One output of the cell, replaced about once a second and at the end by the lines that were said."""
+    """One output of the cell, replaced about once per second and at the end by the printed lines."""
 
     def __init__(self, follower: Follower) -> None:
         from IPython.display import display
@@ -74,11 +74,11 @@ class _View:
 
     def _follow(self) -> None:
         while not self._ended.wait(EVERY_S):
-            with contextlib.suppress(Exception):  # a picture is never worth a run
+            with contextlib.suppress(Exception):  # a picture must not fail the run
                 self._handle.update(self._bundle(), raw=True)
 
     def _bundle(self) -> dict[str, str]:
-        from . import live_view  # brings matplotlib, which only JupyterLab needs
+        from . import live_view  # imports matplotlib, which only JupyterLab needs
 
         return live_view.progress(self.follower, self.follower.look(), self._lines[-3:]).bundle()
 

@@ -1,1 +1,2 @@
-"""Predictions against measurements, and the verdict on a measured point, as numbers. Knows no files and no charts."""
+"""Scores of predictions against measurements, and verdicts on measured points, as numbers. Knows no files and no
+charts."""

@@ -1,6 +1,6 @@
-"""The tables that the analysis notebook explains a run with. From points alone: knows no formulas of step time.
+"""Tables of the analysis notebook, computed from points alone: no formulas of step time.
 
-Every function takes the run's points (one row a point, columns as MeasuredPoint) and returns a DataFrame.
+Every function takes the run's points (one row per point, columns as MeasuredPoint) and returns a DataFrame.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..common.predicted_point import CAUSES, PredictedPoint
 from .audit import LITTLE_TOLERANCE
 from .points_frame import PointsLike, frame_of
 
-SESSION_SLACK_S = 15.0  # a killed session's length was last written so long before its end, at most
+SESSION_SLACK_S = 15.0  # the length of a killed session is at most this much too short
 
 
 def _frame(points: PointsLike, kind: str | None = None) -> pd.DataFrame:
@@ -27,7 +27,7 @@ def _frame(points: PointsLike, kind: str | None = None) -> pd.DataFrame:
 
 
 def little(points: Any) -> pd.DataFrame:
-    """Little's law at every point: rate × mean latency against the requests that the loop held in flight."""
+    """Little's law at every point: rate × mean latency, compared with the requests in flight."""
     frame = _frame(points)
     columns = [
         "sweep",
@@ -46,7 +46,7 @@ def little(points: Any) -> pd.DataFrame:
 
 
 def knees(points: Any) -> pd.DataFrame:
-    """The TTFT knee of each concurrency sweep: the first C whose p99 exceeds twice its p50, None if none does."""
+    """The TTFT knee of each concurrency sweep: the first C whose p99 exceeds twice its p50, None if there is none."""
     rows = []
     for (sweep, engine), group in _frame(points, "concurrency").groupby(["sweep", "engine"], sort=False):
         group = group.sort_values("concurrency")
@@ -66,7 +66,7 @@ def knees(points: Any) -> pd.DataFrame:
 
 
 def goodput(points: Any) -> pd.DataFrame:
-    """Requests that met every SLO per second, of all that were attempted, beside the raw rate; ratio raw / good."""
+    """Requests per second that met every SLO, the raw rate, and the ratio raw / good."""
     frame = _frame(points)
     table = frame[
         ["sweep", "engine", "point", "concurrency", "rate_per_s", "request_rate_per_s", "goodput_per_s"]
@@ -77,7 +77,7 @@ def goodput(points: Any) -> pd.DataFrame:
 
 
 def queue(points: Any) -> pd.DataFrame:
-    """λ·TTFT, the requests that still wait for a first token, beside the server's own gauge of waiting ones."""
+    """λ·TTFT, the requests that wait for their first token, and the server's gauge of waiting requests."""
     frame = _frame(points)
     return frame[
         ["sweep", "engine", "point", "concurrency", "waiting_first_token", "server_waiting_mean", "server_running_mean"]
@@ -85,13 +85,13 @@ def queue(points: Any) -> pd.DataFrame:
 
 
 def cache(points: Any) -> pd.DataFrame:
-    """Share of prompt tokens that the server's prefix cache served; None where it reports none."""
+    """Share of prompt tokens served from the server's prefix cache; None if the server does not report it."""
     return _frame(points)[["sweep", "engine", "point", "prompt_tokens", "cache_hit_share", "preemptions"]].copy()
 
 
 def prefix_cache(points: Any, sweep: str) -> pd.DataFrame:
-    """The prefix-cache experiment: one row an engine and C, fresh prompts beside prompts sent before (NaN where the
-    engine caches none), and the ratios same / fresh of mean TTFT and of output tokens/s."""
+    """The prefix-cache experiment, one row per engine and C: fresh prompts, repeated prompts (NaN if the engine does
+    not cache), and the ratios repeated / fresh of mean TTFT and of output tokens/s."""
     frame = _frame(points)
     frame = frame[(frame["sweep"] == sweep) & (frame["requests"] > 0)]
     same = frame["repeats_prompts"]
@@ -106,7 +106,7 @@ def prefix_cache(points: Any, sweep: str) -> pd.DataFrame:
 
 
 def itl(points: Any) -> pd.DataFrame:
-    """Inter-token latency p50 and p99 (the event gap where one event carried several tokens)."""
+    """Inter-token latency p50 and p99 (the gap between events if an event carried several tokens)."""
     frame = _frame(points)
     table = frame[["sweep", "engine", "point", "concurrency", "itl_p50_s", "itl_p99_s", "itl_is_event_gap"]].copy()
     table["p99_to_p50"] = table["itl_p99_s"] / table["itl_p50_s"].where(table["itl_p50_s"] > 0)
@@ -114,7 +114,7 @@ def itl(points: Any) -> pd.DataFrame:
 
 
 def suspects(points: Any) -> pd.DataFrame:
-    """Points whose audit gave a reason for doubt, with the reasons."""
+    """Points that are not valid, with the reasons."""
     frame = _frame(points)
     table = frame[frame["verdict"] != "valid"][["sweep", "engine", "point", "verdict", "reasons"]].copy()
     table["reasons"] = ["; ".join(r) if isinstance(r, list) else str(r) for r in table["reasons"]]
@@ -122,11 +122,11 @@ def suspects(points: Any) -> pd.DataFrame:
 
 
 def engine_gap(points: Any, baseline: str, other: str) -> pd.DataFrame:
-    """Where the gap between two engines comes from at each C of each concurrency sweep.
+    """The factors of the gap between two engines at each C of each concurrency sweep.
 
-    output_ratio = other / baseline output tokens/s; at equal lengths and C it is the ratio of request times (Little).
-    step_ratio = baseline TPOT / other TPOT is what one step costs, batch_ratio = the ratio of requests decoding at
-    once (decode tok/s × TPOT), and rest_ratio what remains: prefill and waiting.
+    output_ratio = other / baseline output tokens/s; with equal lengths and C it is the ratio of request times (Little).
+    step_ratio = baseline TPOT / other TPOT is the cost of a step, batch_ratio = the ratio of requests that decode at
+    the same time (decode tok/s × TPOT), and rest_ratio the remainder: prefill and waiting.
     """
     frame = _frame(points, "concurrency")
     one, two = (frame[frame["engine"] == e].set_index(["sweep", "concurrency"]) for e in (baseline, other))
@@ -135,7 +135,7 @@ def engine_gap(points: Any, baseline: str, other: str) -> pd.DataFrame:
     table = pd.DataFrame(index=both)
     table["output_ratio"] = two["output_tok_per_s"] / one["output_tok_per_s"]
     table["step_ratio"] = one["tpot_mean_s"] / two["tpot_mean_s"]
-    # wall-clock decode rate × TPOT = mean requests that are decoding, whatever the engine
+    # wall-clock decode rate × TPOT = mean number of decoding requests, for any engine
     batch = [f["decode_wall_tok_per_s"] * f["tpot_mean_s"] for f in (one, two)]
     table["batch_ratio"] = batch[1] / batch[0]
     table["rest_ratio"] = table["output_ratio"] / (table["step_ratio"] * table["batch_ratio"])
@@ -146,8 +146,8 @@ def engine_gap(points: Any, baseline: str, other: str) -> pd.DataFrame:
 def waterfalls(
     points: Any, predicted: Iterable[PredictedPoint], engine: str, concurrency: int | None = None
 ) -> list[dict[str, Any]]:
-    """What charts.waterfall takes, for one C of each concurrency sweep of an engine: TPOT, then TTFT.
-    concurrency: which C, where it was measured; None: the largest.
+    """The input of charts.waterfall for one C of each concurrency sweep of an engine: TPOT, then TTFT. concurrency:
+    that C where it was measured; None: the largest.
 
     predicted: the engine's frozen points, each with its waterfall [(label, seconds)] from roofline to predicted TPOT
     and its breakdown {"ttft_s": seconds by cause}.
@@ -182,14 +182,15 @@ def waterfalls(
 
 
 def first_token_parts(parts: Mapping[str, float]) -> list[tuple[str, float]]:
-    """TTFT by cause: the prompt's own prefill, then the rest by size; what is below 0.5 % in sum as one."""
+    """TTFT by cause: the prompt's own prefill, then the rest by size; parts below 0.5 % of the sum are combined."""
     named = [(CAUSES[n][0] if n in CAUSES else n.removesuffix("_s").replace("_", " "), v) for n, v in parts.items()]
     named.sort(key=lambda part: (part[0] != CAUSES["own_prefill_s"][0], -part[1]))
     return _small_together(named, sum(parts.values()))
 
 
 def _small_together(parts: Sequence[Sequence[Any]], total_s: float) -> list[tuple[str, float]]:
-    """Parts (label, seconds) with those below 0.5 % of the total in one, which is left out where it would show as 0."""
+    """Parts (label, seconds) with those below 0.5 % of the total combined; the combined part is dropped if it would
+    show as 0."""
     kept = [(label, v) for label, v in parts if abs(v) >= 0.005 * total_s]
     small = sum(v for _, v in parts) - sum(v for _, v in kept)
     return [*kept, ("small parts", small)] if abs(small) >= 0.0005 * total_s and kept else kept
@@ -198,11 +199,11 @@ def _small_together(parts: Sequence[Sequence[Any]], total_s: float) -> list[tupl
 def run_cost(
     sessions: Iterable[Mapping[str, Any]], spent: Iterable[Mapping[str, Any]], price_per_hour: float
 ) -> dict[str, float]:
-    """What the machine's time went into and what it cost, over the sessions that worked on an engine.
+    """How the machine's time was spent and its cost, over the sessions that ran an engine.
 
-    sessions: provenance's records; spent: sessions.Sessions.spent(). Returns seconds: wall_s in all, measuring_s inside
-    points that were kept, starting_s until engines answered, overhead_s the rest (notebooks, engines ending, drawing,
-    and lost_s: points that a fault or an interruption cost); their shares of wall_s; and cost.
+    sessions: provenance's records; spent: sessions.Sessions.spent(). Returns seconds: wall_s in total, measuring_s
+    within completed points, starting_s until engines answered, overhead_s the rest (notebooks, stopping engines,
+    drawing, and lost_s: points lost to a fault or an interruption); their shares of wall_s; and the cost.
     """
     notes = [(_epoch_s(n["began_utc"]), n["seconds"], n["what"]) for n in spent]
     wall_s, inside = 0.0, set()
@@ -222,10 +223,10 @@ def run_cost(
 
 
 def spent_on(points: Iterable[MeasuredPoint], facts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What run_cost takes, of a run that kept no account of its time: from its points and its engines' last starts."""
+    """The `spent` input of run_cost for a run without time.jsonl: from its points and its engines' last starts."""
     begun = sorted(((at, p) for p in points if (at := p.started_at)), key=lambda b: b[0], reverse=True)
     measuring = [{"what": "measuring", "began_utc": at, "seconds": p.wall_s or p.seconds or 0.0} for at, p in begun]
-    first = {p.engine: at for at, p in begun}  # its engine's start is counted to the session of that point
+    first = {p.engine: at for at, p in begun}  # an engine's start belongs to the session of that point
     return measuring + [
         {"what": "starting", "began_utc": first[name], "seconds": f["startup_s"]}
         for name, f in facts.items()

@@ -1,6 +1,6 @@
 """The verdict on a measured point: valid, suspect (use with the reason in mind) or invalid (do not use).
 
-Pure functions of the point's own figures and of physical floors that the prediction gives; they know no files.
+Pure functions of the point's figures and of the physical floors from the prediction; they know no files.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from ..config.points import PointSpec, RepeatedPoint
 Judgement = tuple[Verdict, tuple[Reason, ...]]
 
 LITTLE_TOLERANCE = 0.02
-COUNT_TOLERANCE = 0.02  # the server's token counter against the client's count
-CACHE_TOLERANCE = 0.01  # share of prompt tokens served from the prefix cache unasked for
-FAILURE_TOLERANCE = 0.05  # above this share of failures the survivors stand for nothing
+COUNT_TOLERANCE = 0.02  # relative difference of the server's token counter and the client's count
+CACHE_TOLERANCE = 0.01  # share of prompt tokens from the prefix cache although no prompt repeats
+FAILURE_TOLERANCE = 0.05  # above this share of failures the remaining requests are not representative
 DRIFT_TOLERANCE = 0.05
-LAG_SHARE, LAG_FLOOR_S = 0.2, 0.002  # p99 of the event loop's lag, of TTFT p50; never more than a token's time
+LAG_SHARE, LAG_FLOOR_S = 0.2, 0.002  # p99 of the event loop's lag relative to TTFT p50; never more than a token's time
 BUSY_TOLERANCE = 0.8  # of one core
 THROTTLED_TOLERANCE = 0.05
 BUNCHED_TOLERANCE = 0.05  # of the requests
-TAIL_SHARE = 0.02  # of the latency, that answers stay open for after their last token
+TAIL_SHARE = 0.02  # relative to the latency: time that answers stay open after their last token
 PRECISION = 0.10  # relative half-width of a mean's 95 % interval
 
 
@@ -35,7 +35,7 @@ def audit(
     floors: physical lower bounds, `ttft_floor_s`, `tpot_floor_s` and `e2e_floor_s`, each optional.
     cache_expected: the point repeats prompts on purpose, so cache hits are no fault.
     """
-    # prompts that come from a cache need no prefill; where hits are expected and not told, all of them may
+    # cached prompts need no prefill; if hits are expected and not reported, all prompts may be cached
     hits = point.cache_hit_share
     cached = min(1.0, hits if hits is not None else float(cache_expected))
     bounds = {k: v if k == "tpot_floor_s" else v * (1 - cached) for k, v in (floors or {}).items()}
@@ -47,9 +47,9 @@ def audit(
 def judge(
     point: MeasuredPoint, spec: PointSpec, floors: Mapping[str, float] | None, *, cache_expected: bool = False
 ) -> Judgement:
-    """As audit, for what was measured of `spec`; a point of the prefix-cache experiment says what it is.
+    """As audit, for the measured point of `spec`; points of the prefix-cache experiment get a reason of their own.
 
-    Such a point is that experiment's subject, but no figure of its engine for any other table: invalid.
+    Such a point is valid for that experiment, but not as a figure of its engine elsewhere: invalid.
     """
     repeated = isinstance(spec, RepeatedPoint)
     verdict, reasons = audit(point, floors, cache_expected=cache_expected or repeated)
@@ -86,8 +86,8 @@ def _invalid(p: MeasuredPoint, floors: Mapping[str, float]) -> list[Reason]:
 
 
 def _suspect(p: MeasuredPoint, cache_expected: bool) -> list[Reason]:
-    """One reason a cause, the gravest first: whether requests were answered, whether the counts agree, whether the
-    load was what was asked for, whether client or hardware held it back, and last how sure the means are."""
+    """Reasons for suspect, one per cause, the gravest first: unanswered requests, counts that disagree, a load other
+    than requested, a limiting client or hardware, and last the uncertainty of the means."""
     n, failures = p.requests or 0, p.failures or 0
     reasons: list[Reason] = []
 
@@ -106,7 +106,7 @@ def _suspect(p: MeasuredPoint, cache_expected: bool) -> list[Reason]:
         return reasons
     server, client = p.server_output_tokens, p.client_output_tokens
     if server is not None and client is not None:
-        # what came while a scrape lasted, and the step under way at either end, may be on either side
+        # tokens received during a scrape, and the step running at either end, may count on either side
         edge = (p.scrape_edge_tokens or 0) + 2 * (p.concurrency or p.in_flight_mean or 1)
         slack = max(COUNT_TOLERANCE * max(server, client), edge)
         text = f"the server counted {server:.0f} output tokens, the client {client:.0f}"
@@ -151,7 +151,7 @@ def _suspect(p: MeasuredPoint, cache_expected: bool) -> list[Reason]:
 
 
 def _held_back(p: MeasuredPoint) -> list[Reason]:
-    """What kept the server from being what was measured: the client, or a GPU that was slowed down."""
+    """What limited the server: the client, or a GPU that was slowed down."""
     signs = []
     lag, ttft, itl = p.client_loop_lag_p99_s, p.ttft_p50_s, p.itl_p50_s
     if lag is not None and lag > LAG_FLOOR_S and (lag > LAG_SHARE * (ttft or lag) or lag > (itl or lag)):
@@ -178,9 +178,9 @@ def _held_back(p: MeasuredPoint) -> list[Reason]:
 
 
 def _uncertain(p: MeasuredPoint, n: int) -> list[Reason]:
-    """How far the means can be trusted. What follows from a graver cause is not said again."""
+    """Reasons about the uncertainty of means, except consequences of graver causes."""
     clients, why = p.concurrency, p.stop_reason
-    if p.finite_requests:  # it has a ramp and a tail, and is no sample of anything longer
+    if p.finite_requests:  # a finite run has a ramp-up and a tail, and is not a sample of a longer load
         one = Reason(ReasonCode.ONE_REQUEST, f"only one request was measured ({why})")
         return [*_off_by_little(p), *([one] if n == 1 else [])]
     if clients and n < clients:

@@ -1,8 +1,8 @@
-"""What other predictors say of a run's points: read from peers.csv in the run's folder, scored on the same points.
+"""Other predictors' predictions of a run's points: read from peers.csv in the run's folder, scored on the same points.
 
-peers.csv has one row a peer × point: `peer` (its name and version), sweep, engine, point, and any of ttft_s, tpot_s,
-output_tok_per_s, decode_tok_per_s, e2e_s, request_rate_per_s; an empty field is "says nothing". Further columns are
-the peer's own settings and are not read.
+peers.csv has one row per peer and point: `peer` (name and version), sweep, engine, point, and any of ttft_s, tpot_s,
+output_tok_per_s, decode_tok_per_s, e2e_s, request_rate_per_s; an empty field means no prediction. Further columns hold
+the peer's settings and are not read.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ NEEDED = ("peer", "sweep", "engine", "point")
 
 
 def read(path: Path) -> list[StagePrediction]:
-    """One stage a peer, in the file's order, as score.score takes them; [] where there is no file.
+    """One stage per peer, in the file's order, for score.score; [] if there is no file.
 
-    Raises ServebookError for a missing column, a row that names no point, and a value that no figure can be.
+    Raises ServebookError for a missing column, a row without a point, and an impossible value.
     """
     from .score import MEASURED
 
@@ -60,8 +60,8 @@ def beside(
     peers: Iterable[StagePrediction],
     calibration_workloads: set[tuple[int, int]],
 ) -> pd.DataFrame:
-    """Each peer's mean absolute error beside that of each engine's best frozen stage, over the points that the peer
-    speaks of and that were held out of calibration (`taught`: its prompt and output tokens), C = 1 left out.
+    """Mean absolute errors of each peer and of each engine's best frozen stage, over the points that the peer predicts,
+    without the calibration points (`taught`: their prompt and output tokens) and without C = 1.
 
     Columns: peer, engine, metric, points, peer_error, own_error (shares of the measured value).
     """

@@ -1,4 +1,4 @@
-"""Predicted distributions against measured ones: mean, p50, p90, p99 of the three latencies, and prefix-cache hits."""
+"""Predicted and measured distributions: mean, p50, p90, p99 of the three latencies, and prefix-cache hits."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ COLUMNS = [
 
 
 def scores(points: pd.DataFrame, predicted: Iterable[PredictedPoint], sweep: str) -> pd.DataFrame:
-    """One row per point, latency and statistic of a sweep that was both predicted and measured; of points whose prompts
-    repeat, hit_share as well (statistic "share"). Columns: COLUMNS; seconds, but for hit_share."""
+    """One row per point, latency and statistic of a sweep that was predicted and measured; for points with repeated
+    prompts also hit_share (statistic "share"). Columns: COLUMNS; in seconds, except hit_share."""
     rows = []
     said = {(p["engine"], p["point"]): p for p in predicted if p["sweep"] == sweep and p.get("fits", True)}
     for m in points[points["sweep"] == sweep].to_dict("records") if len(points) else []:

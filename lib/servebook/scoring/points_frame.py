@@ -1,4 +1,4 @@
-"""Measured points as a DataFrame: one row a point, columns as in points.csv."""
+"""Measured points as a DataFrame: one row per point, columns as in points.csv."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PointsLike: TypeAlias = pd.DataFrame | Iterable[MeasuredPoint] | Iterable[Mappin
 
 
 def frame_of(points: PointsLike) -> pd.DataFrame:
-    """The points as a DataFrame of their own; `repeats_prompts` is true or false."""
+    """The points as a new DataFrame; `repeats_prompts` is true or false."""
     if isinstance(points, pd.DataFrame):
         frame = points.copy()
     else:

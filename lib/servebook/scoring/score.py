@@ -1,8 +1,8 @@
-"""Predictions against measurements: error, verdict, share inside the interval, and where the largest misses lie.
+"""Predictions against measurements: error, verdict, share inside the interval, and the largest misses.
 
-Works on what the stages before wrote: the run's points (one row a point) and its frozen predictions. Knows nothing
-of models, GPUs or engines. Signs: `error_share` = predicted / measured − 1, so +0.25 means predicted a quarter too
-high; `ratio` = measured / predicted; figures draw predicted / measured, so that above 1 is too high there too.
+Input: the run's points (one row per point) and its frozen predictions. Knows nothing of models, GPUs or engines. Signs:
+`error_share` = predicted / measured − 1, so +0.25 means predicted 25 % too high; `ratio` = measured / predicted;
+figures draw predicted / measured, so above 1 the prediction is too high there, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .points_frame import PointsLike, frame_of
 PredictionsLike: TypeAlias = FrozenPredictions | Iterable[StagePrediction] | Iterable[PredictedPoint] | pd.DataFrame
 HIT, NEAR = 0.10, 0.25  # largest |error_share| of each verdict
 
-# predicted metric -> measured columns, the first that holds a value counts; then its 95 % interval, if any
+# predicted metric -> measured columns, of which the first with a value counts; then its 95 % interval, if any
 MEASURED: dict[Metric, tuple[tuple[str, ...], tuple[str, str] | None]] = {
     "ttft_s": (("ttft_mean_s", "ttft_p50_s"), ("ttft_ci_low_s", "ttft_ci_high_s")),
     "tpot_s": (("tpot_mean_s", "tpot_p50_s"), ("tpot_ci_low_s", "tpot_ci_high_s")),
@@ -36,7 +36,7 @@ CONDITIONS = ["concurrency", "rate_per_s", "prompt_tokens", "output_tokens"]
 
 
 def complete_frame(points: PointsLike) -> pd.DataFrame:
-    """Points with every column that charts and scores read, in whatever form they come; what is unknown is NaN."""
+    """Points with every column that charts and scores read, from any accepted form; unknown values are NaN."""
     frame = frame_of(points)
     text = [*KEY, "kind", "verdict", "stop_reason"]
     numbers = [*CONDITIONS, "requests", "failures", "arrival_rate_per_s"]
@@ -52,7 +52,7 @@ def complete_frame(points: PointsLike) -> pd.DataFrame:
 
 
 def _rate_interval(frame: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    # decode rate = running / TPOT, so its interval is the TPOT interval turned over
+    # decode rate = running / TPOT, so its interval is the inverted TPOT interval
     base = frame["decode_tok_per_s"] * frame["tpot_mean_s"]
     return base / frame["tpot_ci_high_s"], base / frame["tpot_ci_low_s"]
 
@@ -60,8 +60,8 @@ def _rate_interval(frame: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 def prediction_frame(predictions: PredictionsLike) -> pd.DataFrame:
     """One row per stage × point × metric: value, low, high, regime.
 
-    Takes the contents of predictions.json, its "frozen" list, or a bare list of predicted points. Of a stage's
-    predictions of a point the newest counts: it was frozen before the point was measured (see standing.py).
+    Accepts the content of predictions.json, its "frozen" list, or a bare list of predicted points. The newest
+    prediction of a stage counts, because it was frozen before the point was measured (see standing.py).
     """
     if isinstance(predictions, pd.DataFrame):
         return predictions
@@ -86,15 +86,15 @@ def prediction_frame(predictions: PredictionsLike) -> pd.DataFrame:
     columns = ["stage", *KEY, *CONDITIONS, "metric", "predicted", "low", "high", "regime", "fits"]
     frame = pd.DataFrame(rows, columns=columns)
     numbers = [*CONDITIONS, "predicted", "low", "high"]
-    frame[numbers] = frame[numbers].apply(pd.to_numeric, errors="coerce").astype(float)  # also of no row at all
+    frame[numbers] = frame[numbers].apply(pd.to_numeric, errors="coerce").astype(float)  # also if there is no row
     return frame
 
 
 def regime(breakdown: Mapping[Latency, Parts], metric: Metric = "ttft_s", output_tokens: int | None = None) -> Regime:
-    """What a prediction says the time of `metric` is bound by; "unknown" where it does not say.
+    """The predicted bound of `metric`; "unknown" without a breakdown.
 
-    breakdown: seconds by cause of TTFT and TPOT. Request latency and the rates of whole requests take both, TPOT times
-    the tokens after the first. The regime (see CAUSES) with the largest time decides.
+    breakdown: seconds by cause of TTFT and TPOT. Request latency and the rates of whole requests combine both, with
+    TPOT times the tokens after the first. The regime (see CAUSES) with the largest time is returned.
     """
     if metric in ("ttft_s", "tpot_s") and metric in breakdown:
         return _largest(breakdown[metric])
@@ -139,7 +139,7 @@ def verdict(error_share: float) -> str:
 
 
 def is_repeated(points: pd.DataFrame) -> pd.Series:
-    """Which points send prompts again on purpose: subjects of the prefix-cache experiment."""
+    """Which points repeat prompts on purpose, for the prefix-cache experiment."""
     return points["repeats_prompts"]
 
 
@@ -149,14 +149,14 @@ def score(
     *,
     repeated: bool = False,
 ) -> pd.DataFrame:
-    """One row per stage × point × metric that was both predicted and measured.
+    """One row per stage × point × metric that was predicted and measured.
 
-    Columns: stage, sweep, engine, point, the point's conditions, metric, predicted, low, high, measured,
-    measured_low, measured_high, n, arrival_rate_per_s (what arrived in an open loop's window, where rate_per_s is what
-    was asked for), error_share, ratio, inside (None without an interval), verdict, regime, data ("valid" or
-    "suspect"). Invalid points are left out. So are calibration points of a calibrated stage: the
-    prediction has seen them. repeated: instead of all others, the points that send prompts again on purpose, which are
-    invalid as figures of their engine but predicted with the prefix cache that they find ("repeated").
+    Columns: stage, sweep, engine, point, the point's conditions, metric, predicted, low, high, measured, measured_low,
+    measured_high, n, arrival_rate_per_s (arrivals in an open loop's window; rate_per_s is the requested rate),
+    error_share, ratio, inside (None without an interval), verdict, regime, data ("valid" or "suspect"). Invalid points
+    are left out, and so are calibration points of a calibrated stage, because the prediction was fitted to them.
+    repeated: only the points that repeat prompts on purpose; they are invalid as figures of their engine but predicted
+    with their prefix-cache hits ("repeated").
     """
     predicted = prediction_frame(predictions)
     frame = complete_frame(points)
@@ -212,7 +212,8 @@ def summary(scores: pd.DataFrame, by: Sequence[str] = ("stage", "engine", "metri
 
 
 def best_stage(scores_or_predictions: pd.DataFrame, engine: str) -> str | None:
-    """The stage that a chart shows for an engine: its own calibrated one, else the datasheet one, else the first."""
+    """The stage that charts show for an engine: its calibrated one, otherwise the datasheet one, otherwise the
+    first."""
     own = scores_or_predictions[scores_or_predictions["engine"] == engine]["stage"].dropna().astype(str)
     for wanted in (f"calibrated:{engine}", "calibrated", "datasheet"):
         if (own == wanted).any():
@@ -221,7 +222,7 @@ def best_stage(scores_or_predictions: pd.DataFrame, engine: str) -> str | None:
 
 
 def held_out(scores: pd.DataFrame, calibration_workloads: Iterable[tuple[int, int]]) -> pd.DataFrame:
-    """Without the points that calibration learned from: its own, and those at C = 1 of the same lengths.
+    """The scores without the points used for calibration: calibration points and C = 1 points of the same lengths.
 
     taught: (prompt tokens, output tokens) of the calibration points.
     """
@@ -234,16 +235,16 @@ def held_out(scores: pd.DataFrame, calibration_workloads: Iterable[tuple[int, in
 
 
 def final(scores: pd.DataFrame) -> pd.DataFrame:
-    """Only the rows of each engine's best stage: the predictions that the charts draw."""
+    """The rows of each engine's best stage, whose predictions the charts draw."""
     keep = {e: best_stage(scores, e) for e in scores["engine"].unique()}
     return scores[scores["stage"] == scores["engine"].map(keep)].reset_index(drop=True)
 
 
 def largest_misses(scores: pd.DataFrame, n: int = 5, stage: str | None = None) -> pd.DataFrame:
-    """The n largest errors, one a engine × sweep × metric (its worst point), with `also`: how many other points of
+    """The n largest errors, one per engine × sweep × metric (its worst point), with `also`: how many other points of
     that group are a miss. Without `stage`, each engine's best stage counts."""
     rows = scores[scores["stage"] == stage] if stage else final(scores)
-    # on the log scale twice too high and half too low are the same miss
+    # on the log scale a factor of 2 too high and too low are equal misses
     rows = rows.assign(size=np.log(rows["ratio"]).abs())
     picked = []
     for _, group in rows.groupby(["engine", "sweep", "metric"], sort=True):
@@ -256,6 +257,6 @@ def largest_misses(scores: pd.DataFrame, n: int = 5, stage: str | None = None) -
 
 
 def held_out_of_run(points: Any, predictions: Any, run: dict[str, Any]) -> Any:
-    """The scores that the page shows: without what calibration had seen."""
+    """The scores that the page shows: without points used for calibration."""
     calibration_workloads = [(c["prompt_tokens"], c["output_tokens"]) for c in run.get("calibration") or []]
     return held_out(score(points, predictions), calibration_workloads)

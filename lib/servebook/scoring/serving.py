@@ -1,4 +1,4 @@
-"""How far serving lies from decode: knees as predicted, what can be sold under a limit, what slow steps carried.
+"""How serving differs from decode: predicted knees, the rate within a limit, prompt tokens in slow steps.
 
 From points and frozen predictions alone; knows no formulas of step time.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-KNEE = 2.0  # TTFT p99 over its median from which on a sweep has its knee
+KNEE = 2.0  # ratio of TTFT p99 to its median at the knee of a sweep
 
 
 def _concurrency(points: pd.DataFrame) -> pd.DataFrame:
@@ -19,10 +19,10 @@ def _concurrency(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def knees(points: pd.DataFrame, predicted: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Of each concurrency sweep the knee as measured (p99 over p50), and measured and predicted by p99 over the mean.
+    """The knee of each concurrency sweep: measured by p99 over p50, and measured and predicted by p99 over the mean.
 
-    predicted: frozen points; those of earlier versions hold ttft_p99_s and the mean under metrics, and no median, so
-    the prediction is told by the mean too (`predicted_by`). None where p99 never exceeds twice the other.
+    predicted: frozen points; those of earlier versions have ttft_p99_s and the mean but no median, so the prediction is
+    compared by the mean (`predicted_by`). None if p99 never exceeds twice the other.
     """
     frozen = [p for p in predicted if p.get("kind") == "concurrency" and (p.get("metrics") or {}).get("ttft_s")]
     rows = []
@@ -56,7 +56,7 @@ def _by_concurrency(point: Mapping[str, Any]) -> int:
 
 def sellable(points: pd.DataFrame, slo: Any) -> pd.DataFrame:
     """Of each concurrency sweep the last C whose percentiles meet every target of `slo`, once by p99 and once by p50:
-    its output rate, and the sweep's largest output rate over it. NaN where no C passes."""
+    its output rate, and the sweep's largest output rate divided by it. NaN if no C passes."""
     targets = [(m, limit) for m, limit in (("ttft", slo.ttft_s), ("tpot", slo.tpot_s), ("e2e", slo.e2e_s)) if limit]
     rows: list[dict[str, Any]] = []
     if not targets:
@@ -79,8 +79,8 @@ def sellable(points: pd.DataFrame, slo: Any) -> pd.DataFrame:
 
 
 def slow_steps(points: pd.DataFrame) -> pd.DataFrame:
-    """How many prompt tokens the slowest hundredth of the steps must have carried: the time by which ITL p99 exceeds
-    ITL p50, at the rate at which a lone prompt is prefilled (prompt tokens over TTFT at C = 1 of the same sweep)."""
+    """The prompt tokens that the slowest hundredth of the steps must have carried: (ITL p99 − ITL p50) × the prefill
+    rate of a single prompt (prompt tokens / TTFT at C = 1 of the same sweep)."""
     rows = []
     for (sweep, engine), own in _concurrency(points).groupby(["sweep", "engine"], sort=False):
         alone = own[own["concurrency"] == 1]

@@ -1,4 +1,4 @@
-"""Which frozen prediction counts for a point: the newest of its stage that was frozen before the point was measured."""
+"""Which frozen prediction of a point is valid: its stage's newest one frozen before the point was measured."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ..common.predicted_point import PredictedPoint, StagePrediction
 
 
 def key(point: PredictedPoint) -> PointKey:
-    """What names a point in a run."""
+    """Identifies a point within a run."""
     return point["sweep"], point["engine"], point["point"]
 
 
 def standing(frozen: Iterable[StagePrediction]) -> list[StagePrediction]:
-    """The entries of predictions.json, oldest first, as one entry a stage: the newest one's, with the points and the
-    capacities that count, points in the order in which they were first predicted."""
+    """The entries of predictions.json, oldest first, merged to one entry per stage: the newest one, with the valid
+    points and capacities, points in the order of their first prediction."""
     stages: dict[str, StagePrediction] = {}
     for entry in frozen:
         before = stages.get(entry["stage"])
@@ -23,12 +23,12 @@ def standing(frozen: Iterable[StagePrediction]) -> list[StagePrediction]:
             stages[entry["stage"]] = entry.copy()
             continue
         points = {key(p): p for p in before["points"]} | {key(p): p for p in entry["points"]}
-        # rates are shares of what was frozen first
+        # rates are shares of the capacity frozen first
         capacity = {**entry.get("capacity_per_s", {}), **before.get("capacity_per_s", {})}
         stages[entry["stage"]] = {**entry, "points": list(points.values()), "capacity_per_s": capacity}
     return list(stages.values())
 
 
 def of_stage(frozen: Iterable[StagePrediction], stage: str) -> StagePrediction | None:
-    """The standing entry of a stage, None where nothing was frozen."""
+    """The merged entry of a stage, None if nothing was frozen."""
     return next((e for e in standing(frozen) if e["stage"] == stage), None)

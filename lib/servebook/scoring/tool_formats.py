@@ -1,4 +1,4 @@
-"""The forms that other load generators' results come in, each read into a ToolResult."""
+"""Result formats of other load generators, each read into a ToolResult."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _lengths(result: ToolResult, d: Mapping[str, Any], where: str) -> None:
 
 
 def _detailed(result: ToolResult, d: Mapping[str, Any]) -> None:
-    """Percentiles from every request, where the file has them."""
+    """Percentiles over all requests, if the file lists them."""
     ttfts, gaps = numbers(d.get("ttfts")), d.get("itls")
     itls = [numbers(of_one) for of_one in gaps] if isinstance(gaps, list) else []
     good: list[tuple[float, float, int]] = []  # TTFT, seconds from there to the last token, tokens
@@ -96,7 +96,7 @@ def _detailed(result: ToolResult, d: Mapping[str, Any]) -> None:
 
 
 def _summary(told: Mapping[str, Any] | None, scale: float) -> dict[str, float]:
-    """Mean and percentiles of a metric, under the names that tools have for them."""
+    """Mean and percentiles of a metric, under the names that the tools use."""
     if not isinstance(told, Mapping):
         return {}
     nested = told.get("percentiles") if isinstance(told.get("percentiles"), Mapping) else {}
@@ -114,7 +114,7 @@ def _summary(told: Mapping[str, Any] | None, scale: float) -> dict[str, float]:
 
 
 def _find(data: Any, key: str) -> Any:
-    """The first value of a key, however deep it lies."""
+    """The first value of a key at any depth."""
     if isinstance(data, Mapping):
         if key in data:
             return data[key]

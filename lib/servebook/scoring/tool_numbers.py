@@ -1,4 +1,4 @@
-"""Numbers in files that other tools wrote: what is one, what is a count, and a spread of many."""
+"""Numbers in files of other tools: parsing, counts, and mean and percentiles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_REQUESTS, MOST_TOKENS = 10_000_000, 1e13
 
 
 def spread(values: Sequence[float] | np.ndarray) -> dict[str, float]:
-    """Mean and percentiles, {} of nothing."""
+    """Mean and percentiles, {} for no values."""
     if not len(values):
         return {}
     points = np.percentile(values, (50, 90, 99))
@@ -23,7 +23,7 @@ def spread(values: Sequence[float] | np.ndarray) -> dict[str, float]:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, also one that a tool wrote as text; None for what is none."""
+    """A finite number, also if written as text; otherwise None."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -34,18 +34,18 @@ def number(value: Any) -> float | None:
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """A mapping as it is, an empty one for what is none."""
+    """The value if it is a mapping, otherwise an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
 def whole(value: Any) -> int | None:
-    """A count of at least 1, None for what is none."""
+    """A count of at least 1, otherwise None."""
     found = number(value)
     return int(found) if found is not None and found >= 1 and found == int(found) else None
 
 
 def count(data: Mapping[str, Any], key: str, where: str, most: float = MOST_REQUESTS) -> int:
-    """A count that a result needs. Raises ServebookError."""
+    """A required count. Raises ServebookError."""
     value = number(data.get(key))
     if not value or value < 1:
         raise ServebookError(f"tells no {key}", where, "Give the results of a run whose requests were answered")
@@ -55,7 +55,7 @@ def count(data: Mapping[str, Any], key: str, where: str, most: float = MOST_REQU
 
 
 def numbers(values: Any) -> list[float | None] | None:
-    """A list of numbers, with None where one is null; None where it is no such list."""
+    """A list of numbers, with None for null; None if it is not such a list."""
     if not isinstance(values, list):
         return None
     found = [number(v) for v in values]
@@ -63,7 +63,7 @@ def numbers(values: Any) -> list[float | None] | None:
 
 
 def column(rows: list[Mapping[str, str]], name: str, where: str, *, least: float = 0.0) -> list[float]:
-    """A column's numbers, cells that are empty or NaN left out; whole ones where the least is 1.
+    """A column's numbers, without empty and NaN cells; integers if the minimum is 1.
 
     Raises ServebookError.
     """

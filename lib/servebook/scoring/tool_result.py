@@ -1,4 +1,4 @@
-"""What another load generator says of one load: how it loaded the server, and what it measured."""
+"""One load as another load generator reports it: how it loaded the server, and what it measured."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
 STATISTICS = ("mean", "p50", "p90", "p99")
 TOOLS = "vllm bench serve, sglang bench_serving, guidellm, aiperf, inference-perf, or a CSV of requests"
-# by how much each client's mean TTFT is late for every request in flight: what it said less what the server knew, at 64
-# side by side (benchmarks/README.md, two shared cores)
+# seconds per request in flight by which each client's mean TTFT is too late: reported minus true, at 64
+# concurrent requests (benchmarks/README.md, two shared cores)
 TTFT_LATE_S = {"vllm": 62e-6, "sglang": 62e-6, "guidellm": 145e-6, "aiperf": 172e-6, "inference-perf": 103e-6}
 
 Measured = dict[str, dict[str, float]]  # latency → statistic → seconds
@@ -17,7 +17,7 @@ Measured = dict[str, dict[str, float]]  # latency → statistic → seconds
 @dataclass
 class ToolResult:
     """One measured load. lengths: (prompt, output) tokens of every request in order, or one pair of means. starts_s:
-    when each was sent. told, assumed: conditions, in words."""
+    send times. told: conditions stated in the file, assumed: conditions not stated."""
 
     tool: str
     requests: int
@@ -37,7 +37,7 @@ class ToolResult:
 
     @property
     def kind(self) -> str:
-        """The sweep kind that is such a load."""
+        """The sweep kind of this load."""
         if len(self.starts_s) == self.requests and self.concurrency is None:
             return "trace"
         if self.concurrency is not None and self.rate_per_s is None:
@@ -46,8 +46,7 @@ class ToolResult:
 
     @property
     def in_flight(self) -> float | None:
-        """How many requests were in flight on average, by Little's law from its own means; None where it tells too
-        little."""
+        """Mean requests in flight, by Little's law from the result's means; None if they are missing."""
         means = {latency: spread.get("mean") for latency, spread in self.measured.items()}
         e2e, ttft, tpot = (means.get(latency) for latency in ("e2e_s", "ttft_s", "tpot_s"))
         if e2e is None and ttft is not None and tpot is not None:

@@ -1,4 +1,4 @@
-"""Results of other load generators as one form: the load they put on a server, and what they measured.
+"""Results of other load generators in one form: the load they generated and what they measured.
 
 vllm bench serve and sglang bench_serving (JSON or JSON lines, plain or detailed), guidellm (benchmarks.json), aiperf
 (profile_export_aiperf.json), inference-perf (stage_N_lifecycle_metrics.json), and a CSV of requests with arrival_s,
@@ -19,12 +19,12 @@ from .tool_result import LATENCIES, TOOLS, ToolResult
 
 FIX = f"Give a file of {TOOLS}"
 UNITS = "Check whether its times are in the unit that the tool writes"
-UNIT = 100.0  # a factor that no load explains, and seconds for milliseconds do
+UNIT = 100.0  # a factor that no load explains, but seconds instead of milliseconds do
 
 
 def read(path: Path) -> list[ToolResult]:
-    """The loads that a file of results holds, in order. Raises ServebookError for a file that cannot be read, is of no
-    tool that is known, or lacks the figures that a score needs."""
+    """The loads in a file of results, in order. Raises ServebookError for an unreadable file, an unknown tool, or
+    missing figures that a score needs."""
     _, text = record_files.read_text(path, "the results", FIX)
     found = [_result(record, where) for where, record in _records(text, path)]
     if not found:
@@ -35,8 +35,8 @@ def read(path: Path) -> list[ToolResult]:
 
 
 def _check(result: ToolResult, where: str) -> None:
-    """Raises ServebookError for a result without a latency, or with figures that cannot all be true: a file whose
-    times are in another unit than its tool's would be scored as a server a thousand times too fast."""
+    """Raises ServebookError for a result without a latency, or with impossible figures: a file with times in another
+    unit than its tool's would be scored as a server that is a thousand times too fast."""
     told = {latency: spread for latency in LATENCIES if (spread := result.measured.get(latency))}
     if not told:
         fix = "Measure with streaming on, and save TTFT, TPOT or end-to-end latency"
@@ -63,7 +63,7 @@ def _records(text: str, path: Path) -> Iterator[tuple[str, Any]]:
         return
     whole = _whole(text)
     if whole is None:
-        for number, line in enumerate(record_files.lines(text), 1):  # one run a line
+        for number, line in enumerate(record_files.lines(text), 1):  # one run per line
             if line.strip():
                 yield f"{path}, line {number}", record_files.json_value(line, f"{path}, line {number}", FIX)
         return
@@ -76,7 +76,7 @@ def _records(text: str, path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _whole(text: str) -> Any:
-    """The one JSON value that a file is, None where it is not one: then it is one run a line."""
+    """The file's single JSON value; None if it has one run per line."""
     try:
         return record_files.json_value(text, "", "")
     except ServebookError:

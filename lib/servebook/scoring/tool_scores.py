@@ -1,4 +1,4 @@
-"""Another tool's results against the same load predicted: per percentile, and what the largest gap points to."""
+"""Another tool's results against the prediction of the same load: per percentile, and the cause of the largest gap."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .tool_result import LATENCIES, STATISTICS, TTFT_LATE_S, ToolResult
 
 NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "end to end"}
 RATES = {"request_rate_per_s": "requests/s", "output_tok_per_s": "output tokens/s"}
-NOTEWORTHY = 0.1  # an error above which a gap is worth a cause
+NOTEWORTHY = 0.1  # errors above this get a cause
 
 
 @dataclass(frozen=True)
 class ToolRow:
-    """One figure: predicted with its 80 % interval, measured. In seconds, or a rate."""
+    """One figure: predicted with its 80 % interval, and measured. In seconds, or a rate."""
 
     metric: str
     statistic: str
@@ -37,7 +37,7 @@ class ToolRow:
 
     @property
     def error(self) -> float:
-        """Predicted over measured, less 1."""
+        """Predicted / measured − 1."""
         return self.predicted / self.measured - 1
 
     @property
@@ -48,7 +48,7 @@ class ToolRow:
 
 @dataclass(frozen=True)
 class ToolScore:
-    """One load scored. conditions: lines of what the file told, assumed: of what it did not."""
+    """One scored load. conditions: lines stated in the file, assumed: lines that the file does not state."""
 
     result: ToolResult
     point: Mapping[str, Any]
@@ -58,15 +58,15 @@ class ToolScore:
 
     @property
     def gap(self) -> str:
-        """What the largest gap points to."""
+        """The likely cause of the largest gap."""
         return _points_to(self.rows, self.point)
 
 
 def score_result(
     params: RunParams, shape: ModelShape, gpu: Gpu, engine: str, result: ToolResult, workload: Workload | None = None
 ) -> ToolScore:
-    """Predict the load of a result from the datasheet alone, and compare. workload: what the file does not tell of the
-    requests (their spread, what prompts share)."""
+    """Predict the load of a result from the datasheet alone, and compare. workload: what the file does not contain
+    about the requests (length distribution, shared prefixes)."""
     assumed = [*result.assumed]
     load = params.load.model_copy(update={"jitter_s": 0.0, "max_seconds": 1e6})
     f = forecaster(params.model_copy(update={"load": load}), engine, shape, gpu, facts={"usage_per_event": False})
@@ -87,7 +87,7 @@ def score_result(
 
 
 def _requests(result: ToolResult, workload: Workload | None, assumed: list[str]) -> Workload:
-    """The requests as far as file and workload tell them."""
+    """The requests, from the file and the workload."""
     if len(result.lengths) != result.requests:
         if workload is not None:
             assumed.append("lengths as the workload of the parameters says")
@@ -123,7 +123,7 @@ def _spec(engine: str, result: ToolResult, workload: Workload) -> PointSpec:
 
 
 def _client_late(result: ToolResult, point: Mapping[str, Any], assumed: list[str]) -> float:
-    """Seconds that the tool's own client adds to a time to first token."""
+    """Seconds that the tool's client adds to the time to first token."""
     each = TTFT_LATE_S.get(result.tool, 0.0)
     if not each or not point["fits"]:
         return 0.0
@@ -151,7 +151,7 @@ def _compared(result: ToolResult, point: Mapping[str, Any], late: float) -> list
 
 
 def _points_to(rows: tuple[ToolRow, ...], point: Mapping[str, Any]) -> str:
-    """A sentence on the largest error of a mean, and on what the prediction says that this time consists of."""
+    """A sentence on the largest error of a mean, and the parts of that predicted time."""
     means = [r for r in rows if r.statistic in ("mean", "") or (r.statistic == "p50" and r.metric in NAMES)]
     if not means:
         return point.get("note") or "Nothing to compare."
