@@ -1,2 +1,1 @@
-"""Scores of predictions against measurements, and verdicts on measured points, as numbers. Knows no files and no
-charts."""
+"""Scores of predictions and verdicts on measured points, as numbers. Knows no files and no charts."""
