@@ -16,8 +16,8 @@ from aiohttp.streams import StreamReader
 from ..common import latency
 from ..common.errors import ServebookError
 from ..common.urls import is_server_url
-from .connections import Connector, Tapped, error_body, now, packed, read_tapped, reused
-from .stream import TokenStream, error_message
+from .connections import Connector, Tapped, error_body, now, packed, page, read_tapped, reused
+from .stream import TokenStream, error_message, one_line
 
 __all__ = ["NO_TOKEN", "NO_USAGE", "Client", "CountBy", "Reply", "endpoint_url", "now", "without_secrets"]
 
@@ -113,6 +113,9 @@ class Client:
         count_by: CountBy = "usage",
     ) -> None:
         _check_url(url)
+        if api_key and "@" in urlsplit(url).netloc:
+            what = "holds a user, and there is a key beside it: a request can carry one of them"
+            raise ServebookError(what, without_secrets(url), "Leave one of them out")
         self.url, self.endpoint, self.timeout_s = url.rstrip("/"), endpoint_url(url, endpoint), timeout_s
         self.count_by: CountBy = count_by
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -174,8 +177,10 @@ class Client:
             fault = f"timed out after {self.timeout_s:g} s"
             if stream.over:  # its connection is given up, and those of the next ones sooner
                 self._body_end_s = _BODY_END_AGAIN_S
-        except (aiohttp.ClientPayloadError, aiohttp.ClientResponseError):  # the latter: unreadable from its first bytes
+        except aiohttp.ClientPayloadError:
             fault = "connection cut mid-stream"
+        except aiohttp.ClientResponseError as error:  # from its first bytes on
+            fault = f"its answer cannot be read as HTTP ({one_line(error.message, 100)})"
         except aiohttp.ServerDisconnectedError:
             fault = "server closed the connection without an answer"
             if reused.get() and reply.status is None:
@@ -267,7 +272,7 @@ class Client:
         fix = "Start it, or name the model"
         try:
             async with self.session.get(where, timeout=_SOON) as response:
-                body = await response.read()
+                body = await page(response)
                 if response.status != 200:
                     reason = f"HTTP {response.status}: {error_message(body)}"
                     fix = "Check the key, or name the model" if response.status in (401, 403) else "Name the model"
@@ -281,7 +286,7 @@ class Client:
             reason = f"no answer within {_SOON.total:g} s"
         except (aiohttp.ClientError, OSError) as error:
             reason, fix = str(error) or type(error).__name__, way_out(error, "name the model")
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             pass
         raise ServebookError(f"cannot ask the server for its model ({reason})", without_secrets(where), fix)
 

@@ -19,6 +19,7 @@ from yarl import URL
 now = time.monotonic  # never steps, unlike time.time
 IDLE_S = 2.5  # idle connections are dropped before a server's usual 5 s would close them under a request
 _ERROR_BYTES = 65536
+LONGEST_PAGE = 1 << 23  # bytes; vLLM's metrics of sixteen engines are a megabyte
 
 # Whether this task's request went out on a connection that had been open before
 reused: ContextVar[bool] = ContextVar("reused", default=False)
@@ -142,20 +143,40 @@ class Connector(aiohttp.TCPConnector):
 async def error_body(response: aiohttp.ClientResponse) -> bytes:
     """The words of an answer that is an error: its first 64 KiB, unpacked where the server packed what was asked for
     as it is, and what came of them where the rest does not come."""
+    body = await _first(response, _ERROR_BYTES, 5.0)
+    unpacked = _unpacked(response, body, _ERROR_BYTES)
+    return f"(an answer that is compressed with {packed(response)})".encode() if unpacked is None else unpacked
+
+
+async def page(response: aiohttp.ClientResponse) -> bytes:
+    """A page that a server has about itself, unpacked; nothing of one that is longer than such a page is, or that
+    cannot be unpacked: its beginning is not what it says. Raises what aiohttp raises."""
+    body = await _first(response, LONGEST_PAGE + 1, None)
+    unpacked = None if len(body) > LONGEST_PAGE else _unpacked(response, body, LONGEST_PAGE + 1)
+    if len(body) > LONGEST_PAGE:
+        response.close()
+    return unpacked if unpacked is not None and len(unpacked) <= LONGEST_PAGE else b""
+
+
+async def _first(response: aiohttp.ClientResponse, most: int, timeout_s: float | None) -> bytes:
+    """The first bytes of a body; with a timeout, what came of them."""
     body = bytearray()
     try:
-        async with asyncio.timeout(5.0):
-            while len(body) < _ERROR_BYTES and (part := await response.content.readany()):
+        async with asyncio.timeout(timeout_s):
+            while len(body) < most and (part := await response.content.readany()):
                 body += part
     except (TimeoutError, aiohttp.ClientPayloadError):
-        pass
+        if timeout_s is None:
+            raise
+    return bytes(body)
+
+
+def _unpacked(response: aiohttp.ClientResponse, body: bytes, most: int) -> bytes | None:
     encoding = packed(response)
-    if not encoding:
-        return bytes(body)
     try:
-        return zlib.decompressobj(47 if "gzip" in encoding else 15).decompress(bytes(body), _ERROR_BYTES)
+        return zlib.decompressobj(47 if "gzip" in encoding else 15).decompress(body, most) if encoding else body
     except zlib.error:
-        return f"(an answer that is compressed with {encoding})".encode()
+        return None
 
 
 def packed(response: aiohttp.ClientResponse) -> str:

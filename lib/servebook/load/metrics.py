@@ -19,6 +19,7 @@ import aiohttp
 from ..common import stats
 from ..common.measured_point import MeasuredPoint
 from ..hardware.catalog import visible_handles
+from .connections import page
 
 # Our name -> the servers' names after their prefix ("vllm:", "sglang:"), vLLM's newest first, SGLang's last
 _GAUGES = {
@@ -59,15 +60,16 @@ SERIES_COLUMNS = ("t_s", *_GAUGES, *_COUNTERS, *_GPU)
 def parse(lines: bytes) -> dict[str, float]:
     """Wanted values of one scrape, of all the server's engines: shares as their mean, the rest summed; requests waiting
     by reason as `waiting_<reason>`. Where a server has both names of a figure, the newer one counts; what is no finite
-    number is left out."""
+    number, is negative, or is a share of more than all is left out."""
     found: dict[str, list[float]] = {}
-    for match in _SAMPLE.finditer(lines):
-        name, labels, text = (part.decode(errors="replace") if part else "" for part in match.groups())
+    samples = {match.groups()[:2]: match[3] for match in _SAMPLE.finditer(lines)}  # the last of one that is there twice
+    for parts, told in samples.items():
+        name, labels = (part.decode(errors="replace") if part else "" for part in parts)
         try:
-            value = float(text)
+            value = float(told)
         except ValueError:
             continue
-        if math.isfinite(value):
+        if math.isfinite(value) and value >= 0 and not (_OURS.get(name) in _SHARES and value > 1):
             reason = _REASON.search(labels)
             found.setdefault(f"waiting_{reason[1] if reason else None}" if name == _BY_REASON else name, []).append(
                 value
@@ -149,8 +151,8 @@ class Scraper:
         if self._serves_metrics:
             try:
                 async with self._session.get(self._url, timeout=aiohttp.ClientTimeout(total=5)) as response:
-                    page = await response.read() if response.status == 200 else b""
-                sample.lines = b"\n".join(_WANTED.findall(page))
+                    told = await page(response) if response.status == 200 else b""
+                sample.lines = b"\n".join(_WANTED.findall(told))
                 sample.took = self._clock() - start
                 sample.t = start + sample.took / 2
                 # a page without a wanted line will not grow one; a scrape that failed may succeed next time
