@@ -299,7 +299,7 @@ def _calibration(
         notes += [f"the data cannot tell {a} from {b} (correlation {c:+.2f})" for a, b, c in pairs]
         notes += [f"the fit misses {what} by {100 * r:+.0f} %" for what, r in residuals if abs(r) > 0.1]
         notes += [
-            f"{n} lies on its physical bound {e.value:.3g}"
+            f"{n} lies on its physical bound {0 if abs(e.value) < 1e-9 else e.value:.3g}"
             for n, e in estimates.items()
             if min(e.value - priors[n].low, priors[n].high - e.value) < 1e-6 * priors[n].high
         ]
