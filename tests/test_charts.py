@@ -72,6 +72,39 @@ def test_suspect_points_are_hollow_and_failed_ones_marked() -> None:
     assert "1 failed point marked ×" in text.note
 
 
+def _hollow(figure) -> list[float]:
+    lines = [line for ax in figure.axes for line in ax.lines if line.get_markerfacecolor() == style.LIGHT["paper"]]
+    return [float(x) for line in lines if line.get_marker() not in ("None", "") for x in line.get_xdata()]
+
+
+def test_hollow_means_doubted_in_the_figures_that_explain_too() -> None:
+    steps = [
+        {"engine": "vllm", "phase": "decode", "label": f"C = {c}", "flops": c * 1e10, "bytes": 1e10, "seconds": 0.01,
+         "doubted": c == 2}
+        for c in (1, 2)
+    ]  # fmt: skip
+    roof = charts.roofline(steps, peak_flops_per_s=1e14, bytes_per_s=1e12, gpu="X")
+    assert _hollow(roof) == [2.0] and "Hollow" in roof.servebook.note
+    model = [{"batch": b, "tok_per_s": 30.0 * b} for b in (1, 2, 4, 8, 16, 256)]
+    measured = [
+        {"concurrency": c, "tok_per_s": 20.0 * c, "verdict": v} for c, v in ((1, "valid"), (4, "suspect"), (8, "valid"))
+    ]
+    served = charts.saturation(model, measured=measured)
+    assert _hollow(served) == [4.0] and served.axes[0].get_yscale() == "log"
+    assert served.axes[0].get_xlim()[1] < 32  # as far as it was measured, so that both curves can be read
+    assert "1.5× the 160 that are served" in served.servebook.takeaway
+    scores = score.score(report_data.spoiled(ROWS), FROZEN)
+    doubted = score.final(scores)
+    assert len(_hollow(charts.predicted_vs_measured(scores))) == (doubted["data"] == "suspect").sum() > 0
+
+
+def test_long_names_stand_in_the_key_and_leave_the_curves_their_width() -> None:
+    named = [r | {"engine": "h200-qwen2.5-7b-fp8" if r["engine"] == "vllm" else "short"} for r in ROWS]
+    figure = charts.latencies(named, None, "c512")
+    assert "h200-qwen2.5-7b-fp8" in [t.get_text() for t in figure.legends[0].get_texts()]
+    assert not any("fp8" in t.get_text() for ax in figure.axes for t in ax.texts)
+
+
 def test_a_sweep_that_showed_nothing_is_an_empty_figure() -> None:
     row = {"sweep": "rate", "engine": "vllm", "point": "r9.000", "kind": "arrival_rate", "rate_per_s": 9.0,
            "prompt_tokens": 8, "output_tokens": 8, "requests": 0, "verdict": "invalid"}  # fmt: skip

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager
+from servebook.common.errors import ServebookError
 from servebook.run import notebook_execution
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
@@ -69,3 +70,16 @@ def test_no_definitions_and_no_local_paths(book):
             tree = ast.parse(source)  # no magics either
             definitions = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
             assert not any(isinstance(n, definitions) for n in ast.walk(tree))
+
+
+@pytest.mark.parametrize("name", ["07_analysis", "08_post"])
+def test_an_unmeasured_run_is_one_line_and_no_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVEBOOK_OUTPUTS", str(tmp_path / "outputs"))
+    cells = [c for c in json.loads((FOLDER / f"{name}.ipynb").read_text())["cells"] if c["cell_type"] == "code"]
+    given = {"PARAMS": str(FOLDER.parent / "params/demo.yaml")}
+    with pytest.raises(ServebookError) as refused:
+        exec("".join(cells[1]["source"]), given)
+    assert "Run notebooks 01 to 06 first" in refused.value.line() and "\n" not in refused.value.line()
+    assert not (tmp_path / "outputs").exists()

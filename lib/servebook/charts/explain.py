@@ -32,10 +32,10 @@ def roofline(
 ) -> Figure:
     """The GPU's roofline with measured steps on it.
 
-    steps: rows of engine, phase ("prefill" or "decode"), label (short, e.g. "C = 8"), flops, bytes, seconds; a step's
-    place is flops / bytes against flops / seconds.
+    steps: rows of engine, phase ("prefill" or "decode"), label (short, e.g. "C = 8"), flops, bytes, seconds and, where
+    known, whether the audit doubts it; a step's place is flops / bytes against flops / seconds.
     """
-    frame = pd.DataFrame(steps, columns=["engine", "phase", "label", "flops", "bytes", "seconds"])
+    frame = pd.DataFrame(steps, columns=["engine", "phase", "label", "flops", "bytes", "seconds", "doubted"])
     frame = frame[(frame["seconds"] > 0) & (frame["bytes"] > 0) & (frame["flops"] > 0)]
     frame = frame.assign(intensity=frame["flops"] / frame["bytes"], rate=frame["flops"] / frame["seconds"] / 1e12)
     engines = sorted(frame["engine"].unique(), key=engine_order)
@@ -56,7 +56,9 @@ def roofline(
             workloads = (own["intensity"].diff() < -0.2 * own["intensity"]).cumsum()
             for _, line in own.groupby(workloads):
                 ax.plot(line["intensity"], line["rate"], "-", color=look.colour, linewidth=0.8, alpha=0.5, zorder=3)
-            ax.plot(own["intensity"], own["rate"], marker, color=look.colour, zorder=4)
+            for doubted, marks in own.groupby(own["doubted"].eq(True)):
+                fill = LIGHT["paper"] if doubted else look.colour
+                ax.plot(marks["intensity"], marks["rate"], marker, color=look.colour, markerfacecolor=fill, zorder=4)
             clause, sentence = _roof_words(f"{engine}'s {phase}", f"{engine} {phase}", own, bytes_per_s, peak, ridge)
             found.append(clause)
             alt.append(sentence)
@@ -81,7 +83,8 @@ def roofline(
     figure.servebook = FigureText(  # type: ignore[attr-defined]
         id, f"Roofline of {gpu} with the engines' steps", words.sentence(found) or "No step was measured.",
         f"{head}{words.number(ridge)} FLOP/byte. {' '.join(alt)}",
-        f"Ridge at {words.number(ridge)} FLOP/byte; intensity counts weights and KV cache, not activations.",
+        f"Ridge at {words.number(ridge)} FLOP/byte; intensity counts weights and KV cache, not activations."
+        + (" Hollow: the audit doubts the point." if frame["doubted"].eq(True).any() else ""),
     )  # fmt: skip
     return figure
 

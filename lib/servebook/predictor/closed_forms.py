@@ -262,6 +262,7 @@ def measured_steps(
                     "flops": shape.prefill_flops(prompt),
                     "bytes": shape.decode_weight_bytes,
                     "seconds": p.ttft_mean_s,
+                    "doubted": p.verdict == "suspect",
                 }
             )
         if p.kind == "concurrency" and p.decode_tok_per_s:
@@ -278,6 +279,7 @@ def measured_steps(
                     "flops": shape.decode_flops(batch, context),
                     "bytes": roofline.decode_bytes(shape, batch, context, roofline.NAIVE_KV_PASSES if naive else 1),
                     "seconds": p.tpot_mean_s,
+                    "doubted": p.verdict == "suspect",
                 }
             )
     return steps
