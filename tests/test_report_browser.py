@@ -218,3 +218,22 @@ def test_axe_finds_nothing_serious(tab: chromium.Tab, either: Path, axe: str, da
         "v => v.impact + ' ' + v.id + ': ' + v.nodes.slice(0, 3).map(n => n.html.slice(0, 160)).join(' | ')))"
     )
     assert [f for f in found if f.startswith(("serious", "critical"))] == []
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_a_table_says_that_it_scrolls_where_it_does(tab: chromium.Tab, page: Path, width: int) -> None:
+    """At 1280 px no table of the report is wider than its column, on a phone some are."""
+    tab.open(page, width=width)
+    # two frames, or half a second where none is drawn: the scroll timelines begin with one
+    tab.ask(
+        "Promise.race([new Promise(r => requestAnimationFrame(() => requestAnimationFrame(() => r()))),"
+        " new Promise(r => setTimeout(r, 500))])"
+    )
+    boxes = tab.ask(
+        "[...document.querySelectorAll('.sb-scroll')].filter(b => b.checkVisibility()).map(b =>"
+        " [b.scrollWidth > b.clientWidth + 1, b.querySelector('.sb-more').checkVisibility()])"
+    )
+    if not tab.ask("CSS.supports('animation-timeline: scroll(self inline)')"):
+        pytest.skip("this Chromium has no scroll timelines; such browsers show the shaded edge alone")
+    assert boxes and all(scrolls == says for scrolls, says in boxes)
+    assert any(scrolls for scrolls, _ in boxes) == (width == 375)

@@ -150,7 +150,7 @@ def frontier(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage
     ax.set_xlabel(
         "Tokens/s of one user (1 / TPOT)" if canvas.narrow else "Tokens/s of one user while decoding (1 / TPOT)"
     )
-    y_axis(ax, "Output tokens/s of the server", "", log=log)
+    y_axis(ax, "Server, output tok/s", "", log=log)
     lines.key(ax, data, canvas.narrow, band=False)
     _name_curves(ax, ends, data, up=13)
     figure.servebook = FigureText(  # type: ignore[attr-defined]
