@@ -341,7 +341,7 @@ def test_the_mean_error_says_over_what() -> None:
     final = score.final(scores)
     made = tables.headline(rows, scores, hardware="A40", versions="vLLM 0.32")
     assert f"of the {len(final)} predictions frozen beforehand ({final['metric'].nunique()} metrics at " in made
-    assert "measured means are themselves known to ±" in made
+    assert "measured means are uncertain by ±" in made
 
 
 def test_long_tables_are_folded_and_minus_zero_is_zero() -> None:
@@ -380,8 +380,8 @@ def test_a_doubt_stands_beside_the_figure_that_it_concerns() -> None:
         if (row["sweep"], row["point"], row["engine"]) == (top["sweep"], top["point"], "vllm"):
             row["verdict"] = "suspect"
     made = tables.answer(rows, pd.DataFrame(), report_data.PARAMS)
-    first = made[: made.index("; at 1 concurrent request")]
-    assert "sb-doubt" in first and "sb-doubt" not in made[len(first) : made.index("peak is")]
+    first, second = made[: made.index(" times at 1 concurrent request")], made.index("highest rate is")
+    assert "sb-doubt" in first and "sb-doubt" not in made[len(first) : second]
 
 
 def test_points_are_named_by_their_load() -> None:

@@ -15,10 +15,11 @@ from .baseline import Baseline
 from .headlines import RATES, card, compared, error_card, interval_words, rated
 from .markup import Html, columns, esc, table, without_pace
 
-DOUBTED = Html('<a class="sb-doubt" href="#can-the-measurements-be-trusted" title="the audit doubts this point">○</a>')
-
+WHY = "#can-the-measurements-be-trusted"
+DOUBTED = Html(f'<a class="sb-doubt" href="{WHY}" title="the audit doubts this measurement">○</a>')
 KEY = (
-    f'<p class="sb-conditions">{DOUBTED} the audit doubts this point; why is in “Can the measurements be trusted?”.</p>'
+    f'<p class="sb-conditions">{DOUBTED} an automatic check, the audit, doubts this measurement: the most frequent '
+    "reasons are below, all of them in “Can the measurements be trusted?”.</p>"
 )
 
 
@@ -90,16 +91,23 @@ def _against_engine(both: pd.DataFrame, engine: str, rate: str, params: Any) -> 
     top = both.loc[both["ratio"].idxmax()]
     same = both[both["sweep"] == top["sweep"]].sort_values(["concurrency", "prompt_tokens", "rate_per_s"])
     first, name = same.iloc[0], RATES[rate].partition(" ")[0]
-    one, two = server_name(engine, params), server_name(top["engine_other"], params)
-    rates = f"{words.number(top[rate])} against {words.number(top[rate + '_other'])} {RATES[rate]}"
+    one, two = server_name(engine, params), introduced(top["engine_other"], params)
+
+    def rates(row: Any) -> str:
+        return f"{words.number(row[rate])} against {words.number(row[rate + '_other'])} {RATES[rate]}"
+
     mark = _doubt(top) or _doubt(top, "verdict_other")
-    text = esc(f"{one} gives {_factor(top['ratio'])} times the {name} rate of {two} at {load(top)} ({rates})") + mark
+    won = f"{one} gives {_factor(top['ratio'])} times the {name} rate of {two}"
+    text = esc(f"{won} at {load(top)}: {rates(top)}") + mark
     if first["point"] != top["point"]:
-        text += esc(f"; at {load(first, short=True)} it gives {_factor(first['ratio'])} times")
+        text += esc(f"; {_factor(first['ratio'])} times at {load(first, short=True)}: {rates(first)}")
         text += _doubt(first) or _doubt(first, "verdict_other")
     spans = [(top[f"{rate}_ci_low{tail}"], top[f"{rate}_ci_high{tail}"]) for tail in ("", "_other")]
     span = interval_words(*stats.ratio_interval(top["ratio"], *spans), "×")
-    what = f"the {name} rate of {two} at {load(top)}: the largest gap at equal load"
+    what = (
+        f"{one}'s {name} rate over that of {server_name(top['engine_other'], params)} at {load(top)}: the largest of "
+        f"{len(both)} loads that both served"
+    )
     return f"{text}.", [card(words.number(top["ratio"], 2), "×", what, span, mark)]
 
 
@@ -131,51 +139,67 @@ def _rate(
 ) -> tuple[str, list[str]]:
     """The most that the engine gave, and what a million tokens of it cost beside the other engines' cheapest."""
     best, name = own.loc[own[rate].idxmax()], server_name(engine, params)
-    count = f", n = {best['requests']:.0f}" if pd.notna(best["requests"]) else ""
+    count = f", {best['requests']:,.0f} requests" if pd.notna(best["requests"]) else ""
     span = interval_words(best[f"{rate}_ci_low"], best[f"{rate}_ci_high"], "")
     mark = _doubt(best)
-    what = f"{RATES[rate]}, {name}'s peak, at {load(best)}"
+    what = f"{name}'s highest {RATES[rate].partition(' ')[0]} rate, at {load(best)}"
     cards = [card(words.number(best[rate]), "tok/s", what, span + count, mark)]
-    text = f"{_upper(name)}'s peak is {words.number(best[rate])} {RATES[rate]} at {load(best)}"
+    text = f"{_upper(name)}'s highest rate is {words.number(best[rate])} {RATES[rate]}, at {load(best)}"
+    if pd.notna(best["ttft_mean_s"]) and best["tpot_mean_s"] > 0:
+        text += (
+            f", where one user waits {words.seconds(best['ttft_mean_s'])} for the first token and then gets "
+            f"{words.number(1 / best['tpot_mean_s'])} tokens/s"
+        )
     price, currency = params.hardware.price_per_hour, params.hardware.currency
     if not price or rate != "output_tok_per_s":
         return f"{esc(text)}{mark}.", cards
     cost = million(best[rate], price)
     same = frame[(frame["sweep"] == best["sweep"]) & (frame["engine"] != engine)]  # the same prompts and answers
-    others = same.groupby("engine")[rate].max()
-    each = [f"{currency} {money(million(v, price))} with {server_name(str(e), params)}" for e, v in others.items()]
+    others = [same.loc[i] for i in same.groupby("engine")[rate].idxmax()]
+    each = [
+        f"{currency} {money(million(o[rate], price))} with {server_name(str(o['engine']), params)} at its highest rate "
+        f"({words.number(o[rate])} tokens/s at {load(o, short=True)})"
+        for o in others
+    ]
     if beside is not None:  # the same load in the run that this one is set against
         keys = ["kind", "concurrency", "prompt_tokens", "output_tokens"]
         there = beside.ratios[(beside.ratios[keys] == best[keys]).all(axis=1)]
         each += [f"{currency} {money(million(v, price))} with {beside.against}" for v in there[f"{rate}_base"]]
-    cheapest = f"; at these lengths it is at least {words.listing(each)}" if each else ""
-    text = (
-        f"{text}{{}}, which makes {currency} {money(cost)} per million output tokens at {currency} {price:.2f} an hour"
-    )
-    what = f"{currency} per million output tokens at that peak ({currency} {price:.2f} an hour)"
-    cards.append(card(money(cost), currency, what, f"at least {words.listing(each)}" if each else "", mark))
-    before, after = text.split("{}")
-    return f"{esc(before)}{mark}{esc(after + cheapest)}.", cards
+    beside_it = f", against {words.listing(each)}" if each else ""
+    at_price = f"At {currency} {price:.2f} an hour that is {currency} {money(cost)} per million output tokens"
+    what = f"per million output tokens at that rate, prompts included ({currency} {price:.2f} an hour)"
+    low, high = (million(best[f"{rate}_ci_{end}"], price) for end in ("high", "low"))
+    spans = [f"95 % interval {money(low)} to {money(high)}"] if low > 0 and high < float("inf") else []
+    cards.append(card(money(cost), currency, what, "; ".join([*spans, *each[:1]]), mark))
+    return f"{esc(text)}{mark}. {esc(at_price)}{mark}{esc(beside_it)}.", cards
 
 
 def _sure(final: pd.DataFrame, said: str) -> str:
     hits = int((final["verdict"] == "hit").sum())
     inside = final["inside"].dropna().astype(float)
     text = (
-        f"The {len(final)} predictions, {said}, were off by {words.percent(final['error_share'].abs().mean())} on "
-        "average; "
-        f"{hits} came within {words.percent(score.HIT)}"
+        f"The {len(final)} predictions, {said}, missed the measurements by "
+        f"{words.percent(final['error_share'].abs().mean())} on average, and {hits} came within "
+        f"{words.percent(score.HIT)}"
     )
     if len(inside):
-        text += f" and {int(inside.sum())} of {len(inside)} measurements lay inside the 80 % interval"
+        share = inside.mean()
+        text += f"; {words.percent(share)} of the measurements lay inside the interval meant to hold 80 %"
+        text += ", so the intervals were too wide" if share > 0.9 else ""
+        text += ", so the intervals were too narrow" if share < 0.7 else ""
     return esc(text + ".")
 
 
 def server_name(engine: str, params: Any) -> str:
-    """An engine as a reader knows it: vLLM, or the naive Transformers server with the run's name for it."""
-    how = params.engines.get(engine)
-    kind = getattr(how, "kind", engine)
-    return {"vllm": "vLLM", "naive": f"the naive Transformers server ({engine})"}.get(kind, engine)
+    """An engine as a reader knows it: vLLM, else the run's name for it."""
+    return "vLLM" if getattr(params.engines.get(engine), "kind", engine) == "vllm" else engine
+
+
+def introduced(engine: str, params: Any) -> str:
+    """An engine at its first mention."""
+    if getattr(params.engines.get(engine), "kind", engine) == "naive":
+        return f"a naive Transformers server ({engine}: one request at a time, no batching)"
+    return server_name(engine, params)
 
 
 def load(row: Any, *, short: bool = False) -> str:

@@ -94,10 +94,7 @@ def error_card(final: pd.DataFrame, said: str) -> str:
     note = f"95 % interval {words.percent(low)} to {words.percent(high)}"
     half = ((final["measured_high"] - final["measured_low"]) / 2 / final["measured"]).dropna()
     if len(half):
-        note += f"; the measured means are themselves known to ±{words.percent(half.median())} (median)"
-    inside = final["inside"].dropna().astype(float)
-    if len(inside):
-        note += f"; {words.percent(inside.mean())} lie inside their 80 % interval"
+        note += f"; the measured means are uncertain by ±{words.percent(half.median())} themselves (median)"
     return card(words.percent(errors["size"].mean()), "", what, note)
 
 
