@@ -329,7 +329,7 @@ def test_the_command_line_answers_writes_and_renders(
     assert sum(chosen["binds"]["shares"].values()) == pytest.approx(1, abs=0.05)
     assert all(r["wins_if"] for r in found["rivals"]) and len(found["rivals"]) >= 2
     html = page.read_text()
-    assert chosen["name"] in html and found["serve"] in html and "<script" not in html
+    assert chosen["name"] in html and pages.command(found["serve"]) in html and "<script" not in html
     written = [Path(p) for p in found["written"]]
     assert all(p.is_file() for p in written)
     engines = {e for p in written if not p.name.startswith("router") for e in params.load(p).engines}
@@ -455,12 +455,28 @@ def test_a_run_without_the_target_load_is_one_line(choice: Choice, tmp_path: Pat
 
 def test_the_front_is_what_nothing_beats(choice: Choice, found: dict[str, Any]) -> None:
     rows = [
-        {"name": n, "user_tok_per_s": x, "tok_per_s_per_gpu": y} for n, x, y in
-        (("a", 10, 100), ("b", 20, 50), ("c", 15, 40), ("d", 20, 60), ("e", None, 1))
+        {"name": n, "user_tok_per_s": x, "output_tok_per_s": y, "cost_per_hour": 3.6} for n, x, y in
+        (("a", 10, 100), ("b", 20, 50), ("c", 15, 40), ("d", 20, 60), ("e", None, 1), ("f", 5, None))
     ]  # fmt: skip
-    assert [r["name"] for r in charts.choice.front(rows)] == ["a", "d"]
-    figure = charts.choice_front(found["set_ups"], found["chosen"], [])
-    assert choice.chosen.set_up.name in charts.text_of(figure).takeaway
+    assert [r["name"] for r in charts.choice.front(rows)] == ["a", "d"] and charts.choice.cost(rows[0]) == 10
+    cheap = {"gpu": choice.chosen.set_up.gpu.name, "user_tok_per_s": 30.0, "tok_per_s_per_gpu": 9000.0, "run": "r"}
+    measured = [cheap, cheap | {"tok_per_s_per_gpu": 1.0}, cheap | {"gpu": "T4"}]
+    text = charts.text_of(charts.choice_front(found["set_ups"], found["chosen"], measured))
+    assert choice.chosen.set_up.name in text.takeaway and "1 measured points" in text.note
+
+
+def test_reasons_are_told_once_for_all_cards() -> None:
+    dropped = {"H200: too wide (8 GPUs: 4 heads)": 3, "T4 has no bfloat16": 4, "L4: too wide (8 GPUs: 4 heads)": 2}
+    assert choice_answer.reasons(dropped) == [
+        ("too wide (8 GPUs: 4 heads)", ["H200", "L4"], 5), ("T4 has no bfloat16", [], 4),
+    ]  # fmt: skip
+
+
+def test_a_command_takes_a_flag_a_line() -> None:
+    line = "vllm serve a/b --x 1 --flag --speculative-config '{}'"
+    rows = pages.command(line).split("\n  ")
+    assert [r.removesuffix(" \\") for r in rows[1:3]] == ["--x 1", "--flag"] and all(r[-1] == "\\" for r in rows[:-1])
+    assert rows[0].endswith("vllm serve a/b \\") and "--speculative-config" in rows[3]
 
 
 def test_a_chapter_where_the_parameters_ask_for_it() -> None:
@@ -485,7 +501,7 @@ def test_the_notebooks_answer_and_its_widgets(file: Path, tmp_path: Path, monkey
     assert "no set-up meets the service level" in panel.said.value and panel.answer is answer
     assert panel.controls["ttft_percentile"].value == 99 and panel.controls["tpot_percentile"].value == 90
     panel.controls["tpot_s"].value = 40.0
-    assert "the answer below is of the settings before" in panel.said.value
+    assert "of the settings before" in panel.said.value
     panel.controls["fp8"].value = False
     panel.folder.value = str(tmp_path / "saved")
     panel.ask()

@@ -83,10 +83,12 @@ def text(choice: Choice, found: dict[str, Any]) -> str:
         f"searched {choice.searched:,} set-ups: {len(choice.candidates):,} fit, {choice.simulated:,} simulations, "
         f"{choice.judged} judged with draws of the constants; seed {choice.target.seed}"
     )
-    for reason, count in sorted(choice.dropped.items(), key=lambda p: -p[1])[:SHOWN_REASONS]:
-        lines.append(f"  {count:>4} dropped: {reason}")
-    if len(choice.dropped) > SHOWN_REASONS:
-        lines.append(f"       and {len(choice.dropped) - SHOWN_REASONS} further reasons (--json has all)")
+    rows = choice_answer.reasons(choice.dropped)
+    for reason, cards, count in rows[:SHOWN_REASONS]:
+        on = f" ({', '.join(cards) if len(cards) < 4 else f'{len(cards)} cards'})" if cards else ""
+        lines.append(f"  {count:>4} dropped: {reason}{on}")
+    if len(rows) > SHOWN_REASONS:
+        lines.append(f"       and {len(rows) - SHOWN_REASONS} further reasons (--json has all)")
     if found.get("measured"):
         lines += ["measured", *(f"  {line}" for line in found["measured"]["lines"])]
     lines += [f"wrote   {path}" for path in [*found.get("written", []), *filter(None, [found.get("html")])]]

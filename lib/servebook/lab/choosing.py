@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import html
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,8 +27,13 @@ from ..run.book import Book, outputs_folder
 from ..run.choosing import choice_for, kept_points
 
 WITHOUT_KERNEL = "The controls need a running kernel: Run ▸ Run All Cells. The last answer stays below."
-STALE = "Press Search: the answer below is of the settings before."
+STALE = "Press Search: what is shown is of the settings before."
 LIMITS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
+
+
+def _wide(label: int, field: int = 80) -> dict[str, Any]:
+    """Room for a control's label and its field, in pixels."""
+    return {"style": {"description_width": f"{label}px"}, "layout": w.Layout(width=f"{label + field + 16}px")}
 
 
 class ChoiceView:
@@ -46,8 +50,7 @@ class ChoiceView:
 
     def lead(self) -> Html:
         """The answer in sentences, with the command that serves it."""
-        command = f"<pre><code>{html.escape(self.found['serve'])}</code></pre>"
-        return Html(str(pages.lead(self.choice, self.found)) + command)
+        return Html(str(pages.lead(self.choice, self.found)) + str(pages.command(self.found["serve"])))
 
     def rivals(self) -> Html:
         """The best of every other kind of set-up, and what would make each win."""
@@ -100,15 +103,17 @@ class ChoicePanel:
         for name, label in LIMITS.items():
             limit, percentile = given.slo.limits.get(f"{name}_s", (0.0, given.slo.percentile))
             self.controls[f"{name}_s"] = w.BoundedFloatText(
-                value=1e3 * limit, min=0, max=1e7, description=f"{label} ≤ ms"
+                value=1e3 * limit, min=0, max=1e7, description=f"{label} ≤ ms", **_wide(120)
             )
             self.controls[f"{name}_percentile"] = w.BoundedFloatText(
-                value=percentile, min=1, max=99.9, description="at percentile"
+                value=percentile, min=1, max=99.9, description="at percentile", **_wide(90)
             )
         self.controls["rate_per_s"] = w.BoundedFloatText(
-            value=target.rate_per_s or 0.0, min=0, max=10_000, description="requests/s"
+            value=target.rate_per_s or 0.0, min=0, max=10_000, description="requests/s", **_wide(100)
         )
-        self.controls["users"] = w.BoundedIntText(value=target.users or 0, min=0, max=20_000, description="or users")
+        self.controls["users"] = w.BoundedIntText(
+            value=target.users or 0, min=0, max=20_000, description="or users", **_wide(100)
+        )
         own = [] if given.hardware.gpu == "detect" or self._book.gpu.is_cpu else [self._book.gpu.name]
         cards = sorted({*prices.list_prices(), *space.gpus, *(own if given.hardware.price_per_hour else [])})
         self.controls["gpus"] = w.SelectMultiple(
@@ -116,11 +121,16 @@ class ChoicePanel:
             value=tuple(c for c in cards if not space.gpus or c in space.gpus),
             rows=6,
             description="cards",
+            **_wide(45, 160),
         )
-        self.controls["max_gpus"] = w.BoundedIntText(value=space.max_gpus, min=1, max=1024, description="cards at most")
-        self.controls["fp8"] = w.Checkbox(value="fp8" in space.quantization, description="fp8 weights and KV allowed")
+        self.controls["max_gpus"] = w.BoundedIntText(
+            value=space.max_gpus, min=1, max=1024, description="cards at most", **_wide(100)
+        )
+        self.controls["fp8"] = w.Checkbox(
+            value="fp8" in space.quantization, description="fp8 weights and KV allowed", indent=False
+        )
         self.search, self.save = w.Button(description="Search", button_style="primary"), w.Button(description="Save")
-        self.folder = w.Text(value=f"{given.run}-choice", description="into")
+        self.folder = w.Text(value=f"{given.run}-choice", description="into", **_wide(30, 220))
         self.said = w.HTML()
         self._shown = DisplayHandle()
         self.search.on_click(lambda _: self.ask())
@@ -128,10 +138,10 @@ class ChoicePanel:
         c = self.controls
         self.box = w.VBox([
             w.HBox([
-                w.VBox([c[f"{name}_s"] for name in LIMITS]), w.VBox([c[f"{name}_percentile"] for name in LIMITS]),
+                w.VBox([w.HBox([c[f"{name}_s"], c[f"{name}_percentile"]]) for name in LIMITS]),
                 w.VBox([c["rate_per_s"], c["users"], c["max_gpus"], c["fp8"]]), c["gpus"],
-            ]),
-            w.HBox([self.search, self.save, self.folder]), self.said,
+            ], layout=w.Layout(flex_flow="row wrap")),
+            w.HBox([self.search, self.save, self.folder], layout=w.Layout(flex_flow="row wrap")), self.said,
         ])  # fmt: skip
         for control in self.controls.values():
             control.observe(self._turned, "value")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..common.predicted_point import CAUSES, Latency
+from ..hardware.catalog import catalog
 from . import explain
 from .choice import Choice, name
 from .choice_search import Candidate
@@ -131,6 +133,19 @@ def answer(choice: Choice) -> dict[str, Any]:
         "dropped": dict(choice.dropped),
         "not_simulated": sum(c.trial is None for c in choice.candidates),
     }  # fmt: skip
+
+
+def reasons(dropped: Mapping[str, int]) -> list[tuple[str, list[str], int]]:
+    """(why set-ups do not fit, on which cards, how many), the commonest first. dropped: as Choice.dropped, whose
+    reasons begin with the card where they do not name it."""
+    found: dict[str, tuple[list[str], int]] = {}
+    for said, count in dropped.items():
+        card, colon, reason = said.partition(": ")
+        if not colon or card not in catalog():
+            card, reason = "", said
+        cards, total = found.get(reason, ([], 0))
+        found[reason] = ([*cards, card] if card else cards, total + count)
+    return sorted(((r, cards, n) for r, (cards, n) in found.items()), key=lambda row: -row[2])
 
 
 def _binds(choice: Choice, c: Candidate) -> dict[str, Any]:

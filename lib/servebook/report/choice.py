@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 
 from .. import charts
 from ..charts import words
+from ..predictor import choice_answer
 from ..predictor.choice import Choice, name, percent, replicas_of
 from .markup import Html, esc, table
 from .page import Body, download, write_page
@@ -29,7 +31,7 @@ def write_choice(
     body.section("The set-ups at the target load")
     body.add(charts.html_figure(figure(found, measured)))
     body.section("What to run")
-    body.add(f"<pre><code>{esc(found['serve'])}</code></pre>" if "serve" in found else "")
+    body.add(command(found["serve"]) if "serve" in found else "")
     body.section("Rivals")
     body.add(rivals_table(choice, found))
     body.section("Every set-up that was simulated")
@@ -51,6 +53,18 @@ def write_choice(
     return write_page(Path(out), [body.chapter(heading)], [], context)
 
 
+def command(line: str) -> Html:
+    """A command for a shell, a flag a line."""
+    words_of = shlex.split(line)
+    rows = [words_of[:3]]
+    for word in words_of[3:]:
+        if word.startswith("-") or not rows[1:]:
+            rows.append([])
+        rows[-1].append(word)
+    text = " \\\n  ".join(shlex.join(row) for row in rows)
+    return Html(f"<pre><code>{esc(text)}</code></pre>")
+
+
 def lead(choice: Choice, found: Mapping[str, Any]) -> Html:
     """The answer in sentences."""
     best, chosen = choice.chosen, found["chosen"]
@@ -69,7 +83,7 @@ def lead(choice: Choice, found: Mapping[str, Any]) -> Html:
 
 def figure(found: Mapping[str, Any], measured: Sequence[Mapping[str, Any]] = ()) -> Figure:
     """The chart of an answer."""
-    return charts.choice_front(found["set_ups"], found["chosen"], measured)
+    return charts.choice_front(found["set_ups"], found["chosen"], measured, currency=found["currency"])
 
 
 def rivals_table(choice: Choice, found: Mapping[str, Any]) -> Html:
@@ -77,7 +91,7 @@ def rivals_table(choice: Choice, found: Mapping[str, Any]) -> Html:
     rows = [found["chosen"] | {"wins_if": "the choice"}, *found["rivals"]]
     frame = pd.DataFrame(
         {
-            "set-up": [f"{r['replicas']} × {r['name']}" for r in rows],
+            "set-up": [_counted(r) for r in rows],
             f"{choice.currency}/h": [r["cost_per_hour"] for r in rows],
             "per million output tokens": [r["cost_per_million_output_tokens"] for r in rows],
             "meets the level": [r["probability"] for r in rows],
@@ -85,8 +99,17 @@ def rivals_table(choice: Choice, found: Mapping[str, Any]) -> Html:
             "wins with": [r["wins_if"] for r in rows],
         }
     )
-    shown = {"meets the level": lambda v: None if pd.isna(v) else percent(v)}
+    shown: dict[str, Any] = {
+        "meets the level": lambda v: None if pd.isna(v) else percent(v),
+        f"{choice.currency}/h": "{:.2f}".format, "per million output tokens": "{:.3f}".format,
+    }  # fmt: skip
     return table(frame, "The choice and its rivals", formats=shown)
+
+
+def _counted(row: Mapping[str, Any]) -> str:
+    """So many replicas of a set-up; of one that misses the level, those it was tried with."""
+    count = row["replicas"] or max(1, row["cards"] // row["gpus"])
+    return f"{count} replica{'s' * (count > 1)} of {row['name']}"
 
 
 def _value(row: Mapping[str, Any], latency: str) -> str:
@@ -102,7 +125,7 @@ def set_ups_table(choice: Choice, found: Mapping[str, Any]) -> Html:
     rows = sorted(found["set_ups"], key=lambda r: (not r["meets"], r["cost_per_hour"]))[:SHOWN]
     frame = pd.DataFrame(
         {
-            "set-up": [f"{r['replicas'] or '–'} × {r['name']}" for r in rows],
+            "set-up": [_counted(r) for r in rows],
             "cards": [r["cards"] for r in rows],
             f"{choice.currency}/h": [r["cost_per_hour"] for r in rows],
             "tok/s a user": [r["user_tok_per_s"] for r in rows],
@@ -112,13 +135,16 @@ def set_ups_table(choice: Choice, found: Mapping[str, Any]) -> Html:
         }
     )
     caption = f"The {len(rows)} cheapest of {len(found['set_ups'])} simulated set-ups, one simulation each"
-    return table(frame, caption)
+    return table(frame, caption, formats={f"{choice.currency}/h": "{:.2f}".format})
 
 
 def dropped_table(found: Mapping[str, Any]) -> Html:
     """Why set-ups do not fit."""
-    pairs = sorted(found["dropped"].items(), key=lambda p: -p[1])
-    frame = pd.DataFrame({"reason": [r for r, _ in pairs], "set-ups": [n for _, n in pairs]})
+    rows = choice_answer.reasons(found["dropped"])
+    frame = pd.DataFrame({
+        "reason": [r for r, _, _ in rows], "cards": [", ".join(cards) for _, cards, _ in rows],
+        "set-ups": [n for _, _, n in rows],
+    })  # fmt: skip
     rest = f"; the closed form puts {found['not_simulated']:,} others far behind or shows that they miss the level"
     return table(
         frame, f"Dropped before any simulation: {sum(found['dropped'].values()):,} of {found['searched']:,}{rest}"
@@ -136,7 +162,8 @@ def basis(choice: Choice) -> Html:
         "is over draws of those constants, draws of the arrivals, and what the step-time model gets wrong on public "
         f"measurements. Seed {choice.target.seed}: the same answer each time.",
         *choice.chosen.server.notes,
-        "8-bit weights and KV caches change a model's answers. servebook does not measure that.",
+        "8-bit weights and KV caches change a model's answers, which servebook does not measure: at one cost the "
+        "model's own precisions are chosen.",
         "A load over several replicas is shared out evenly; the router itself is not simulated.",
     ]
     return Html("<ul>" + "".join(f"<li>{esc(t)}</li>" for t in text) + "</ul>")
