@@ -1,6 +1,6 @@
-"""Load: prompts, arrivals, the streaming client, the closed and the open loop, and a point's figures.
+"""Load generation: prompts, arrivals, the streaming client, closed and open loops, and a point's figures.
 
-Knows nothing of which engine answers. `measure_point` is the way in, `measure_ramp` for a load that grows.
+Knows nothing of the engine's kind. Entry points: `measure_point`, and `measure_ramp` for a load that grows.
 """
 
 from ..config.points import PointSpec

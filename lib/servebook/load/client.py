@@ -1,4 +1,7 @@
-"""One streaming client for every OpenAI-compatible server: aiohttp, raw reads, stamped when they arrive."""
+"""A streaming client for any OpenAI-compatible server: aiohttp, raw reads, time-stamped on arrival.
+
+One class with one life cycle (connect, send, follow redirects, list models), therefore one module.
+"""
 
 from __future__ import annotations
 
@@ -29,62 +32,62 @@ NO_USAGE = (
 NO_TOKEN = "answered with no token"
 _SOON = aiohttp.ClientTimeout(total=10, sock_connect=5)
 _CONNECT_S = 10.0
-_BODY_END_S, _BODY_END_AGAIN_S = 0.5, 0.02  # the body's end after [DONE] is waited for, so that its connection is kept
+_BODY_END_S, _BODY_END_AGAIN_S = 0.5, 0.02  # wait for the body's end after [DONE], so that the connection is kept
 
 
 @dataclass(slots=True, eq=False)
 class Reply:
-    """One request and what came back. Times are `now()` seconds, None until they happen."""
+    """One request and its response. Times are `now()` seconds, None until they happen."""
 
     index: int
     prompt_tokens_asked: int
     output_tokens_asked: int
-    scheduled: float | None = None  # when it was meant to be sent (open loop)
+    scheduled: float | None = None  # scheduled send time (open loop)
     sent: float | None = None
     end: float | None = None
     error: str | None = None
     status: int | None = None
     phase: str = "drain"
-    turn: int = 0  # of its conversation
+    turn: int = 0  # turn of its conversation
     stream: TokenStream = field(default_factory=TokenStream)
-    counted: CountBy = "usage"  # how its tokens are known
-    retry_after_s: float | None = None  # what a server that is busy asks for
-    location: str | None = None  # where a redirect points
+    counted: CountBy = "usage"  # how its tokens are counted
+    retry_after_s: float | None = None  # the Retry-After of a busy server
+    location: str | None = None  # the target of a redirect
 
     @property
     def ok(self) -> bool:
-        """Whether it was answered whole and without a fault."""
+        """Whether the whole answer came without a fault."""
         return self.end is not None and self.error is None
 
     @property
     def begun(self) -> float | None:
-        """What latency counts from: the scheduled time in an open loop, sending in a closed one."""
+        """The start of latencies: the scheduled time in an open loop, the send time in a closed one."""
         return self.scheduled if self.scheduled is not None else self.sent
 
     @property
     def first(self) -> float | None:
-        """When the first token's event came."""
+        """Time of the first token's event."""
         return self.stream.times[0] if self.stream.times else None
 
     @property
     def last(self) -> float | None:
-        """When the last token's event came."""
+        """Time of the last token's event."""
         return self.stream.times[-1] if self.stream.times else None
 
     @property
     def ttft_s(self) -> float | None:
-        """First token since `begun`."""
+        """Time from `begun` to the first token."""
         return self.first - self.begun if self.first is not None and self.begun is not None else None
 
     @property
     def e2e_s(self) -> float | None:
-        """Last token since `begun`."""
+        """Time from `begun` to the last token."""
         return self.last - self.begun if self.last is not None and self.begun is not None else None
 
     @property
     def tpot_s(self) -> float | None:
-        """(last token - first token) / (tokens - tokens in the first event); a first event that did not tell its
-        count is taken to carry one token."""
+        """(last token - first token) / (tokens - tokens in the first event); a first event without a token count is
+        assumed to carry one token."""
         if self.first is None or self.last is None or not self.stream.tokens:
             return None
         if len(self.stream.times) < 2:
@@ -98,9 +101,9 @@ class Reply:
 
 
 class Client:
-    """Sends bodies to `url`'s endpoint over kept-open connections. Use as `async with`.
+    """Sends request bodies to `url`'s endpoint over persistent connections. Use as `async with`.
 
-    count_by: how tokens are counted where the server tells no usage: not at all, as events, or as asked for.
+    count_by: how tokens are counted if the server reports no usage: not at all, as events, or as requested.
     """
 
     def __init__(
@@ -131,7 +134,7 @@ class Client:
         return self
 
     def _session(self, connector: Connector) -> aiohttp.ClientSession:
-        # no proxy of the environment: it would be measured with the server
+        # no proxy from the environment: it would be measured with the server
         return aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
@@ -146,7 +149,7 @@ class Client:
             await self._fresh.close()
 
     async def open_connections(self, count: int) -> None:
-        """Have so many connections open before the first wave. Raises ServebookError if nothing answers there."""
+        """Open this many connections before the first wave. Raises ServebookError if nothing answers."""
         faults = await self._connector.open(self.url, count, _CONNECT_S)
         if len(faults) == count:
             where, fix = without_secrets(self.url), way_out(faults[0], "correct the URL")
@@ -159,15 +162,15 @@ class Client:
                 self._fresh = self._session(Connector(keep=False))
             reply.error = None
             await self._attempt(self._fresh, body, reply, last=True)
-        # when the stream's end came: that this task was woken later is the client's doing, not the server's
+        # the time when the stream ended; waking this task later is the client's delay, not the server's
         reply.end = now() if reply.error else reply.stream.heard or now()
         self._settle(reply)
-        if self._key and reply.error:  # servers quote the key that they refuse; errors are stored
+        if self._key and reply.error:  # servers quote the rejected key, and errors are stored
             reply.error = reply.error.replace(self._key, "[key]")
 
     async def _attempt(self, session: aiohttp.ClientSession, body: bytes, reply: Reply, *, last: bool = False) -> bool:
-        """Send it once; True where it went into a connection that the server had closed by then: nobody has seen it,
-        so it is to be sent again on a new one."""
+        """Send the request once. True if it went into a connection that the server had already closed: the server has
+        not seen it, so it must be sent again on a new connection."""
         stream, fault = reply.stream, None
         try:
             async with asyncio.timeout(self.timeout_s) as limit:
@@ -175,7 +178,7 @@ class Client:
                 await self._exchange(session, body, reply)
         except TimeoutError:
             fault = f"timed out after {self.timeout_s:g} s"
-            if stream.over:  # its connection is given up, and those of the next ones sooner
+            if stream.over:  # close its connection, and idle ones sooner
                 self._body_end_s = _BODY_END_AGAIN_S
         except aiohttp.ClientPayloadError:
             fault = "connection cut mid-stream"
@@ -195,7 +198,7 @@ class Client:
                 return not last
         finally:
             stream.on_over = None
-        if fault and not stream.over:  # after [DONE] nothing can go wrong any more
+        if fault and not stream.over:  # after [DONE] the answer is complete
             reply.error = fault
         return False
 
@@ -230,8 +233,8 @@ class Client:
         reply.retry_after_s = float(seconds) if seconds.isascii() and seconds.isdigit() else None
 
     def follow(self, location: str) -> None:
-        """Send requests to where this endpoint was redirected to. Raises ServebookError for another host: nobody asked
-        for load, or the key, to go there."""
+        """Send requests to the target of this endpoint's redirect. Raises ServebookError for another host, which must
+        get neither the load nor the key."""
         there = urljoin(self.endpoint, location)
         parts = urlsplit(there)
         elsewhere = parts.hostname != urlsplit(self.endpoint).hostname or parts.scheme not in ("http", "https")
@@ -259,7 +262,7 @@ class Client:
             reply.error = NO_TOKEN
 
     def _count(self, reply: Reply) -> None:
-        """The tokens of an answer without usage, by what the user says that they are."""
+        """The number of tokens of an answer without usage, counted as the user chose."""
         stream, reply.counted = reply.stream, self.count_by
         if self.count_by == "asked" and stream.stopped:
             reply.error = "ended by itself, so its length is not the one asked for (and there is no usage)"
@@ -267,7 +270,7 @@ class Client:
         stream.take_count(stream.events if self.count_by == "events" else reply.output_tokens_asked)
 
     async def models(self) -> list[str]:
-        """The server's model ids. Raises ServebookError if it does not tell any."""
+        """The server's model ids. Raises ServebookError if it lists none."""
         where, reason = endpoint_url(self.url, "/v1/models"), "no model in its answer"
         fix = "Start it, or name the model"
         try:
@@ -292,7 +295,7 @@ class Client:
 
 
 def way_out(fault: BaseException | None, otherwise: str) -> str:
-    """What to do about a server that cannot be reached."""
+    """How to fix an unreachable server."""
     untrusted = isinstance(fault, aiohttp.ClientConnectorCertificateError)
     return "Name a file of certificates to trust in SSL_CERT_FILE" if untrusted else f"Start it, or {otherwise}"
 
@@ -307,12 +310,12 @@ def _check_url(url: str) -> None:
 
 
 def endpoint_url(url: str, endpoint: str) -> str:
-    """URL of an endpoint; a base URL that already ends in /v1 is not given it twice."""
+    """URL of an endpoint; /v1 is not duplicated if the base URL already ends in it."""
     base = url.rstrip("/")
     return base + endpoint.removeprefix("/v1") if base.endswith("/v1") else base + endpoint
 
 
 def without_secrets(url: str) -> str:
-    """A URL that can be stored: without user, password and query."""
+    """The URL without user, password and query, for storing."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()

@@ -1,4 +1,4 @@
-"""Connections to a server: opened before they are needed, read where the socket is read, told apart when reused."""
+"""Connections to a server: opened in advance, read in the socket's callback, marked when reused."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from aiohttp.connector import Connection
 from aiohttp.streams import StreamReader
 from yarl import URL
 
-now = time.monotonic  # never steps, unlike time.time
-IDLE_S = 2.5  # idle connections are dropped before a server's usual 5 s would close them under a request
+now = time.monotonic  # never jumps, unlike time.time
+IDLE_S = 2.5  # idle connections are closed before a server's usual 5 s limit closes them during a request
 _ERROR_BYTES = 65536
 LONGEST_PAGE = 1 << 23  # bytes; vLLM's metrics of sixteen engines are a megabyte
 
-# Whether this task's request went out on a connection that had been open before
+# whether this task's request used a connection that was already open
 reused: ContextVar[bool] = ContextVar("reused", default=False)
 
 
 class Poured(StreamReader):
-    """A body that is handed on with the read it came in: none of the bookkeeping of one that is kept for a reader."""
+    """A body that is passed on within the read it arrived in, without the bookkeeping of a buffered one."""
 
     __slots__ = ()
 
@@ -42,8 +42,8 @@ class Poured(StreamReader):
 
 
 class Tapped(ResponseHandler):
-    """Hands a streamed body on where the socket is read: no reader is woken for a token, which costs a quarter less,
-    and hundreds of streams do not wait their turn for a time stamp."""
+    """Passes a streamed body on where the socket is read: no task is woken per token, which saves a quarter of the
+    cost, and time stamps of hundreds of streams do not wait for each other."""
 
     arrived = 0.0
     lost = False
@@ -62,7 +62,7 @@ class Tapped(ResponseHandler):
             _cut_short(self.tap[0])
 
     def pour(self) -> None:
-        """Feed what the body holds, stamped with the read that it came in."""
+        """Pass on what the body contains, with the time of the read that it arrived in."""
         if self.tap is None:
             return
         content, feed = self.tap
@@ -73,19 +73,19 @@ class Tapped(ResponseHandler):
             feed(body, self.arrived)
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        # aiohttp resumes after every read, through data_received, also what was never paused
+        # aiohttp resumes after every read, through data_received, even if it was never paused
         if self._reading_paused:
             super().resume_reading(resume_parser)
 
 
 def _cut_short(content: StreamReader) -> None:
-    """Tell whoever waits for a body that nothing more comes: aiohttp does not where chunks could not be read."""
+    """Tell the waiting reader that the body has ended: aiohttp does not if chunks could not be read."""
     if not content.is_eof() and content.exception() is None:
         content.set_exception(aiohttp.ClientPayloadError("the connection was lost"))
 
 
 async def read_tapped(content: StreamReader, protocol: Tapped, feed: Callable[[bytes, float], None]) -> None:
-    """Feed what came with the headers, then let the protocol feed until the body's end."""
+    """Pass on what came with the headers, then let the protocol pass on the rest until the body's end."""
     protocol.tap = tap = content, feed
     if protocol.lost:
         _cut_short(content)
@@ -102,14 +102,14 @@ async def read_tapped(content: StreamReader, protocol: Tapped, feed: Callable[[b
 
 
 class Connector(aiohttp.TCPConnector):
-    """Keeps connections open between requests; `reused` says of a request whether it got one of them."""
+    """Keeps connections open between requests; `reused` tells whether a request used one of them."""
 
     def __init__(self, *, keep: bool = True) -> None:
         if keep:
             super().__init__(limit=0, keepalive_timeout=IDLE_S)
         else:
             super().__init__(limit=0, force_close=True)
-        if hasattr(self, "_factory"):  # no public hook; without it bodies are read the ordinary way
+        if hasattr(self, "_factory"):  # no public hook; without it bodies are read in the ordinary way
             self._factory = partial(Tapped, loop=asyncio.get_running_loop())  # type: ignore[assignment]
 
     async def connect(
@@ -122,15 +122,15 @@ class Connector(aiohttp.TCPConnector):
         return connection
 
     async def open(self, url: str, count: int, timeout_s: float) -> list[BaseException]:
-        """Have so many connections to a server open, without a request; returns what went wrong.
+        """Open this many connections to a server without a request; returns the faults.
 
-        Nothing is sent: a page that looks harmless may cost the server's owner a completion (LiteLLM's /health).
+        Nothing is sent: even a harmless page may cost the server's owner a completion (LiteLLM's /health).
         """
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=timeout_s)
 
         async def one() -> Connection:
             request = aiohttp.ClientRequest("HEAD", URL(url), loop=asyncio.get_running_loop())
-            async with asyncio.timeout(timeout_s):  # a TLS handshake too
+            async with asyncio.timeout(timeout_s):  # including the TLS handshake
                 return await self.connect(request, [], timeout)
 
         opened = await asyncio.gather(*(one() for _ in range(count)), return_exceptions=True)
@@ -180,6 +180,6 @@ def _unpacked(response: aiohttp.ClientResponse, body: bytes, most: int) -> bytes
 
 
 def packed(response: aiohttp.ClientResponse) -> str:
-    """The encoding of an answer's body, "" where it is sent as it is."""
+    """The content encoding of an answer's body, "" if there is none."""
     encoding = response.headers.get("Content-Encoding", "").strip().lower()
     return "" if encoding == "identity" else encoding

@@ -1,7 +1,7 @@
-"""What is kept of a finished request: its row for the run folder, and what the point's figures need of it.
+"""What is stored of a finished request: its row for the run folder, and the data for the point's figures.
 
-Memory stays flat however many requests a point has: beyond a megabyte each, what is kept lies in temporary files that
-have no name, and is read back once, in chunks, when the point is over.
+Memory stays constant for any number of requests: beyond a megabyte per kind, data goes to unnamed temporary files,
+which are read once, in chunks, when the point is over.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ IN_MEMORY = 1 << 20  # bytes of each kind
 CHUNK = 256  # requests
 OTHER_ERRORS = "another error"
 PHASES: tuple[Phase, ...] = ("warmup", "measured", "drain", "carried")
-_TIMES = ("scheduled", "sent", "first", "last", "end")  # now() seconds, NaN where it did not come to that
+_TIMES = ("scheduled", "sent", "first", "last", "end")  # now() seconds, NaN if it did not happen
 _COUNTS = (
     "prompt_tokens", "tokens", "prompt_tokens_asked", "output_tokens_asked", "first_tokens", "cached_tokens", "turn",
     "reads", "hidden_tokens",
@@ -75,10 +75,10 @@ def row(reply: Reply, start: float) -> RequestRow:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some finished requests in the order they ended.
+    """Finished requests in the order they ended.
 
-    requests: dtype REQUEST. times, events: of all their reads that carried token events, one request's after the
-    other's: when a read came, and how many events it held.
+    requests: dtype REQUEST. times, events: of all reads with token events, request by request: the time of the read,
+    and its number of events.
     """
 
     requests: np.ndarray
@@ -87,53 +87,53 @@ class Chunk:
 
     @cached_property
     def owner(self) -> np.ndarray:
-        """Of each read, the position of its request."""
+        """For each read, the index of its request."""
         return np.repeat(np.arange(len(self.requests)), self.requests["reads"])
 
     @cached_property
     def events_of(self) -> np.ndarray:
-        """Of each request, how many token events it had."""
+        """For each request, its number of token events."""
         return np.bincount(self.owner, self.events, len(self.requests))
 
     def phase(self, name: str) -> np.ndarray:
-        """Which requests are of a phase (PHASES)."""
+        """Mask of the requests of a phase (PHASES)."""
         return np.asarray(self.requests["phase"] == PHASES.index(name))
 
     @cached_property
     def good(self) -> np.ndarray:
-        """Which requests count: of the window and answered."""
+        """Mask of the requests that count: in the window and answered."""
         return np.asarray(self.phase("measured") & self.requests["ok"])
 
     @cached_property
     def begun(self) -> np.ndarray:
-        """What latency counts from: the scheduled time in an open loop, sending in a closed one."""
+        """The start of latencies: the scheduled time in an open loop, the send time in a closed one."""
         r = self.requests
         return np.where(np.isnan(r["scheduled"]), r["sent"], r["scheduled"])
 
     @property
     def ttft_s(self) -> np.ndarray:
-        """As Reply.ttft_s; NaN where there is none."""
+        """As Reply.ttft_s; NaN for None."""
         return np.asarray(self.requests["first"] - self.begun)
 
     @property
     def e2e_s(self) -> np.ndarray:
-        """As Reply.e2e_s; NaN where there is none."""
+        """As Reply.e2e_s; NaN for None."""
         return np.asarray(self.requests["last"] - self.begun)
 
     @property
     def tpot_s(self) -> np.ndarray:
-        """As Reply.tpot_s; NaN where there is none."""
+        """As Reply.tpot_s; NaN for None."""
         r = self.requests
         tpots = latency.tpots_s(r["first"], r["last"], r["tokens"], np.maximum(r["first_tokens"], 1))
         return np.where((r["tokens"] > 0) & (r["reads"] > 1), tpots, _NAN)
 
     def gaps_s(self, which: np.ndarray) -> np.ndarray:
-        """Times between consecutive reads of one request, of the requests chosen by this mask."""
+        """Times between consecutive reads of a request, for the requests in this mask."""
         same = self.owner[1:] == self.owner[:-1]
         return np.asarray(np.diff(self.times)[same & which[self.owner[1:]]])
 
     def tokens_at(self) -> np.ndarray:
-        """Tokens that each read brought: the first event what it told, the others the rest in equal shares."""
+        """Tokens per read: the first event's own count, the rest divided equally over the other events."""
         r, events = self.requests, self.events_of
         tokens = np.where(r["tokens"] > 0, r["tokens"], events)
         opening = np.maximum(r["first_tokens"], 1)
@@ -153,10 +153,10 @@ class RequestLog:
         self.errors: Counter[str] = Counter()
 
     def add(self, reply: Reply, phase: str | None = None) -> None:
-        """Keep a request, as of its own phase or another. Raises ServebookError where there is no room for it."""
+        """Store a request under its own phase or a given one. Raises ServebookError if there is no space."""
         stream, phase = reply.stream, phase or reply.phase
         if reply.error and phase in ("warmup", "measured"):
-            # some servers' messages name the request: no two are alike
+            # some servers' messages contain the request's id, so no two are equal
             known = reply.error in self.errors or len(self.errors) < 1000
             self.errors[reply.error if known else OTHER_ERRORS] += 1
         times = (reply.scheduled, reply.sent, reply.first, reply.last, reply.end)
@@ -176,7 +176,7 @@ class RequestLog:
         self._events.write(array("i", stream.counts).tobytes())
 
     def chunks(self) -> Iterator[Chunk]:
-        """All of them once, CHUNK requests at a time."""
+        """All requests once, CHUNK at a time."""
         for spool in (self._requests, self._times, self._events):
             spool.rewind()
         while len(requests := self._requests.read(REQUEST, CHUNK)):
@@ -184,13 +184,13 @@ class RequestLog:
             yield Chunk(requests, self._times.read("f8", reads), self._events.read("i4", reads))
 
     def close(self) -> None:
-        """Give the temporary files back; nothing can be read after."""
+        """Delete the temporary files; nothing can be read afterwards."""
         for spool in (self._requests, self._times, self._events):
             spool.close()
 
 
 class _Spool:
-    """Bytes written one after the other and read back as arrays, in memory as long as they are few."""
+    """Bytes written sequentially and read back as arrays, in memory while they are few."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115
@@ -214,17 +214,17 @@ class _Spool:
 
 
 class Column:
-    """Values gathered chunk by chunk, those that are not known left out."""
+    """Values collected chunk by chunk, without unknown ones."""
 
     def __init__(self) -> None:
         self._parts: list[np.ndarray] = []
 
     def add(self, values: np.ndarray) -> None:
-        """Take a chunk's values; NaN is not known."""
+        """Add a chunk's values; NaN means unknown."""
         self._parts.append(values[~np.isnan(values)])
 
     @property
     def values(self) -> np.ndarray:
-        """All of them, in the order they came."""
+        """All values, in order of arrival."""
         self._parts = [np.concatenate(self._parts)] if self._parts else [np.empty(0)]
         return self._parts[0]

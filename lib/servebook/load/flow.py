@@ -1,4 +1,4 @@
-"""What went on between two times, whichever phase it belongs to: tokens, requests in flight, arrivals."""
+"""Totals of a time window over requests of all phases: tokens, requests in flight, arrivals."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..common.measured_point import MeasuredPoint
 from .finished import Chunk, Column
 from .window import Rule
 
-SLICES = 12  # of the window, for the throughput's interval
+SLICES = 12  # of the window, for the interval of the throughput
 
 
 class WindowTotals:
-    """Tallies of a window [begin, end], chunk by chunk.
+    """Totals of a window [begin, end], accumulated chunk by chunk.
 
-    times: further times between which output tokens will be asked for.
+    times: further times between which output tokens will be queried.
     """
 
     def __init__(self, begin: float, end: float, times: Iterable[float], *, open_loop: bool) -> None:
@@ -28,13 +28,13 @@ class WindowTotals:
         self._slices = np.linspace(begin, end, SLICES + 1)
         self._quarters = np.linspace(begin, end, 5)
         self._edges = np.unique([*self._slices, begin, end, *times])
-        self._tokens = np.zeros(len(self._edges) + 1)  # between one edge and the next, which is in
+        self._tokens = np.zeros(len(self._edges) + 1)  # in (edge, next edge]
         self._in_flight_s = np.zeros(4)
         self._lags, self._firsts, self._lasts = Column(), Column(), Column()
         self.completed = self.firsts = self.prompt_tokens = self._due = self._ended = 0
 
     def add(self, chunk: Chunk) -> None:
-        """Count a chunk."""
+        """Add a chunk."""
         r, begin, end = chunk.requests, self.begin, self.end
         at = np.searchsorted(self._edges, chunk.times)
         self._tokens += np.bincount(at, chunk.tokens_at(), len(self._tokens))
@@ -42,7 +42,7 @@ class WindowTotals:
         prompts = np.where(r["prompt_tokens"] > 0, r["prompt_tokens"], r["prompt_tokens_asked"])
         self.firsts += int(first_in.sum())
         self.prompt_tokens += int(prompts[first_in].sum())
-        # completions of a closed loop's window, which starts and ends with one; arrivals of an open loop's
+        # closed loop: completions, since its window starts and ends with one; open loop: arrivals
         self.completed += int((chunk.good & (self._open_loop | (r["end"] <= end))).sum())
         left = np.where(np.isnan(r["end"]), end, r["end"])
         for k, (a, b) in enumerate(pairwise(self._quarters)):
@@ -55,7 +55,7 @@ class WindowTotals:
         self._ended += int((r["ok"] & (r["end"] > begin) & (r["end"] <= end)).sum())
 
     def output(self, begin: float, end: float) -> float:
-        """Output tokens that came after `begin` and no later than `end`."""
+        """Output tokens after `begin` and up to `end`."""
         a, b = np.searchsorted(self._edges, (begin, end))
         return float(self._tokens[a + 1 : b + 1].sum())
 
@@ -71,7 +71,7 @@ class WindowTotals:
 
     @property
     def decoding_mean(self) -> float:
-        """See side_by_side, over the requests' first and last tokens."""
+        """See side_by_side, from the requests' first to their last tokens."""
         return side_by_side(self._firsts.values, self._lasts.values)
 
     def fill_arrivals(self, point: MeasuredPoint, e2e_s: float, rule: Rule) -> MeasuredPoint:
@@ -79,12 +79,13 @@ class WindowTotals:
         kept up, except in a finite run."""
         seconds, lags = self.end - self.begin, self._lags.values
         queue = (self._in_flight_s / (seconds / 4)).tolist()
-        # a queue that grows in every quarter and takes no fewer than 5 % of the arrivals with it
+        # a queue that grows in every quarter and keeps at least 5 % of the arrivals
         grows = all(b > a for a, b in pairwise(queue)) and self._ended < 0.95 * self._due
         return replace(
             point,
             arrival_rate_per_s=self._due / seconds,
-            # arrivals of the window against presence in it: what straddles its ends is noise, two deviations allowed
+            # arrivals in the window against presence in it: requests that cross its ends are noise, two deviations
+            # allowed
             little_edge=2 * e2e_s / seconds / math.sqrt(max(1.0, sum(queue) / 4)),
             schedule_lag_p50_s=None if rule.capped else stats.percentile(lags, 50),
             schedule_lag_p99_s=None if rule.capped else stats.percentile(lags, 99),
@@ -95,11 +96,11 @@ class WindowTotals:
 
 
 def side_by_side(first: np.ndarray, last: np.ndarray) -> float:
-    """How many spans [first, last] overlap, averaged over the time that there is one; 0 without any."""
+    """The mean number of overlapping spans [first, last], over the time with at least one; 0 without any."""
     if not len(first):
         return 0.0
     order = np.argsort(first, kind="stable")
     first, last = first[order], last[order]
     latest = np.maximum.accumulate(last)
-    covered = np.concatenate([first[:1], latest[:-1]])  # what lies before is counted already
+    covered = np.concatenate([first[:1], latest[:-1]])  # earlier spans are already counted
     return float((last - first).sum() / (last - np.maximum(first, covered)).clip(0).sum())

@@ -1,6 +1,6 @@
 """The closed and the open loop: who sends which request when, and what ends with the point.
 
-A ramp is one load whose concurrency or rate grows in stages; each has a PointProgress, its own warm-up and window.
+A ramp is one load whose concurrency or rate grows in stages; each stage has a PointProgress, a warm-up and a window.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .prompts import FRESH, Bodies, Talk
 from .stream import TokenStream
 from .window import PointProgress
 
-BURST_S, BURST_BYTES = 0.05, 1 << 26  # what is due within so long is made beforehand, up to so many bytes
+BURST_S, BURST_BYTES = 0.05, 1 << 26  # bodies due within this time are made in advance, up to this many bytes
 
 
 class Loop:
-    """A load that goes on from stage to stage: what is in flight when a stage of a ramp ends is not cut off."""
+    """A load that continues from stage to stage: requests in flight at the end of a ramp's stage are not cut off."""
 
     def __init__(self, client: Client, bodies: Bodies) -> None:
         self.client, self.bodies = client, bodies
@@ -30,8 +30,8 @@ class Loop:
         self.index = itertools.count()
 
     async def stage(self, tracker: PointProgress, start: Callable[[], object]) -> None:
-        """Until the stage's end or its time limit; `start` brings the load to what the stage asks for. After the last
-        stage whatever is left is cancelled: a server that hangs cannot hold it up."""
+        """Run until the stage's end or its time limit; `start` begins the stage's load. After the last stage all
+        remaining requests are cancelled, so a hanging server cannot block it."""
         if self.tracker is not None:
             tracker.take_over(self.tracker)
         self.tracker = tracker
@@ -54,7 +54,7 @@ class Loop:
             raise tracker.fault
 
     async def at_limit(self, tracker: PointProgress) -> None:
-        """What is done when a stage's time is up."""
+        """Called when a stage's time is up."""
 
     def prepared(
         self, index: int, talk: Talk, scheduled: float | None = None, body: bytes | None = None
@@ -85,14 +85,15 @@ class Loop:
 
     @property
     def current(self) -> PointProgress:
-        """The stage's tracker that requests count for now."""
+        """The tracker of the current stage."""
         assert self.tracker is not None
         return self.tracker
 
 
 class ClosedLoop(Loop):
-    """Holds exactly so many requests in flight, each client sending its next one a jitter after its last; a client that
-    has begun a conversation goes on with it. limit: requests of a finite run, after which nothing more is sent."""
+    """Keeps exactly this many requests in flight: each client sends its next request a random pause after its last one,
+    and continues a conversation that it has begun. limit: requests of a finite run, after which nothing more is sent.
+    """
 
     def __init__(self, client: Client, bodies: Bodies, *, jitter_s: float, seed: str, limit: int | None = None) -> None:
         super().__init__(client, bodies)
@@ -101,13 +102,13 @@ class ClosedLoop(Loop):
         self.sent = 0
 
     async def run(self, tracker: PointProgress, concurrency: int) -> None:
-        """One stage at so many clients, at least as many as before."""
+        """One stage with this many clients, at least as many as before."""
         begun = [self._begin() for _ in range(concurrency - self.clients)]
         self.clients = concurrency
         await self.stage(tracker, lambda: [self._spawn(self._one(*f)) for f in begun if f is not None])
 
     def _begin(self) -> tuple[Reply, bytes, Talk] | None:
-        """The next prompt, or the first of the next conversation; None where there is none."""
+        """The next prompt, or the first of the next conversation; None if there is none."""
         number, plan = next(self.begun), self.bodies.prompts.plan
         index = plan.begins(number) if plan.talks else number
         return None if index is None else self._prepare(index, FRESH)
@@ -136,17 +137,17 @@ class ClosedLoop(Loop):
             if prepared is None:
                 return
             reply, body, talk = prepared
-            # a server that refuses is not hammered
+            # back off from a server that refuses requests
             pause = min(0.25, 0.02 * 2**failures) if failures else self.current.jitter(self.jitter_s, self.rng)
             await asyncio.sleep(max(0.0, ended + pause - now()))
             self.current.paused(now() - ended)
 
 
 class OpenLoop(Loop):
-    """Sends requests when they are due, whatever is still in flight; arrivals go on until the window's last ended.
+    """Sends requests when they are due, however many are in flight; arrivals continue until the window's last request
+    has ended.
 
-    cap: at most so many in flight, what is due beyond that waits here. A turn of a conversation waits for the answer
-    before it.
+    cap: most requests in flight; further ones wait here. A turn of a conversation waits for the previous answer.
     """
 
     def __init__(self, client: Client, bodies: Bodies, *, cap: int | None = None) -> None:
@@ -154,11 +155,11 @@ class OpenLoop(Loop):
         self.cap = None if cap is None else asyncio.Semaphore(cap)
         self.sender: asyncio.Task[None] | None = None
         self.clock_start = 0.0
-        self.due: Sequence[float] = ()  # of a trace with conversations
-        self._turns = 0  # that wait to be due
+        self.due: Sequence[float] = ()  # due times of a trace with conversations
+        self._turns = 0  # number of turns that wait to be due
 
     async def run(self, tracker: PointProgress, due: Iterator[float]) -> None:
-        """One stage; due: seconds from its start, ascending (see arrivals)."""
+        """One stage; due: ascending seconds from its start (see arrivals)."""
         if self.bodies.prompts.plan.talks:
             self.due = list(due)
             due = iter(self.due)
@@ -173,7 +174,7 @@ class OpenLoop(Loop):
                 self.sender.cancel()
 
     async def at_limit(self, tracker: PointProgress) -> None:
-        """Arrivals stop, and what is in flight is waited for, up to a request's timeout."""
+        """Stop arrivals and wait for the requests in flight, up to a request's timeout."""
         if not tracker.last:
             return
         if self.sender:
@@ -191,20 +192,20 @@ class OpenLoop(Loop):
                 continue  # see _turn
             at = self.clock_start + offset
             reply, body, talk = self.prepared(index, FRESH, at, body)
-            # the loop's timer is coarse (1 ms in uvloop): sleep short of it, then yield until it is time
+            # the loop's timer is coarse (1 ms in uvloop): sleep a little less, then yield until it is time
             if (wait := at - now() - 0.0013) > 0:
                 await asyncio.sleep(wait)
             while now() < at:
                 await asyncio.sleep(0)
             tracker.launched(reply)
             self._spawn(self._one(reply, body, talk))
-            await asyncio.sleep(0)  # it leaves before the next body is made, also where arrivals outrun the client
+            await asyncio.sleep(0)  # send before the next body is made, even if arrivals exceed the client's rate
         while tracker.in_flight or self._turns:  # a replay has an end
             await asyncio.sleep(0.01)
         tracker.out_of_time("end of the replayed arrivals")
 
     def _with_bodies(self, due: Iterator[float]) -> Iterator[tuple[float, int, bytes | None]]:
-        """(due, index, body): bodies of what is due at once are made before the first is sent."""
+        """(due, index, body): bodies that are due at the start are made before the first is sent."""
         begun: list[tuple[float, int, bytes]] = []
         size, rest = 0, due
         for offset in due:
@@ -232,7 +233,7 @@ class OpenLoop(Loop):
         self.current.done(reply)
 
     async def _turn(self, index: int, talk: Talk) -> None:
-        """The next turn of a conversation, when it is due or at once where the answer before it came later."""
+        """The next turn of a conversation, when it is due, or at once if the previous answer came later."""
         at = max(self.clock_start + self.due[index], now())
         prepared = self.prepared(index, talk, at)
         await asyncio.sleep(max(0.0, at - now()))

@@ -1,6 +1,6 @@
-"""What the server and the GPU say of themselves while a point runs: scraped at an interval, kept as a series.
+"""Metrics that the server and the GPU report while a point runs: scraped at an interval, stored as a series.
 
-Scraping keeps only the wanted lines; parsing waits until the point is over, so that it does not delay time stamps.
+Scraping keeps only the needed lines; parsing waits until the point is over, so that it does not delay time stamps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..common.measured_point import MeasuredPoint
 from ..hardware.catalog import visible_handles
 from .connections import page
 
-# Our name -> the servers' names after their prefix ("vllm:", "sglang:"), vLLM's newest first, SGLang's last
+# our name -> the servers' names after their prefix ("vllm:", "sglang:"), vLLM's newest first, SGLang's last
 _GAUGES = {
     "running": ("num_requests_running", "num_running_reqs"),
     "waiting": ("num_requests_waiting", "num_queue_reqs"),
@@ -41,13 +41,13 @@ _COUNTERS = {
     "ttft_count": ("time_to_first_token_seconds_count",),
 }
 _OURS = {theirs: ours for table in (_GAUGES, _COUNTERS) for ours, names in table.items() for theirs in names}
-_SHARES = ("kv_cache_usage",)  # of each engine's own, so their mean is the server's
+_SHARES = ("kv_cache_usage",)  # shares per engine: the server's value is their mean
 _BY_REASON = "num_requests_waiting_by_reason"
 _WANTED = re.compile(rb"^(?:\w+:)?(?:%s)(?:\{| )[^\n]*" % "|".join([*_OURS, _BY_REASON]).encode(), re.MULTILINE)
 _SAMPLE = re.compile(rb"^(?:\w+:)?(\w+)(\{[^\n]*\})?[ \t]+([^\s]+)", re.MULTILINE)
 _REASON = re.compile(r'reason="([^"]*)"')
-# Bits of NVML's clock event reasons. A card under full load may sit at its power cap all the time: that is how it
-# runs, and no fault unless somebody lowered the cap. Heat and the hardware's own brakes are faults.
+# Bits of NVML's clock event reasons. A card under full load may run at its power limit all the time. That is normal,
+# unless somebody lowered the limit. Heat and hardware brakes are faults.
 POWER_CAP = 0x4
 SLOWED = 0x8 | 0x20 | 0x40 | 0x80  # hardware slow-down, software thermal, hardware thermal, power brake
 _GPU = (
@@ -83,8 +83,8 @@ def parse(lines: bytes) -> dict[str, float]:
 
 
 class GpuSampler:
-    """Power and its limits, clock, memory, utilization of the first GPU this process may use, and what holds its clock
-    down, through NVML; nothing where there is none."""
+    """Power and its limits, clock, memory, utilization and clock event reasons of the first GPU this process may use,
+    through NVML; nothing without a GPU."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -99,11 +99,11 @@ class GpuSampler:
 
     @property
     def available(self) -> bool:
-        """Whether there is a GPU that answers."""
+        """Whether a GPU answers."""
         return self._nvml is not None
 
     def sample(self) -> dict[str, float]:
-        """What the GPU reports now, by SERIES_COLUMNS' names; it leaves out what it does not know."""
+        """What the GPU reports now, under SERIES_COLUMNS' names, without unknown values."""
         n, h = self._nvml, self._handle
         ask: dict[str, Callable[[], float]] = {
             "gpu_power_w": lambda: n.nvmlDeviceGetPowerUsage(h) / 1e3,
@@ -117,14 +117,14 @@ class GpuSampler:
         }
         values: dict[str, float] = {}
         for name, read in ask.items():
-            with contextlib.suppress(Exception):  # a figure this GPU does not report
+            with contextlib.suppress(Exception):  # a figure that this GPU does not report
                 values[name] = read()
         return values
 
 
 @dataclass
 class Sample:
-    """One scrape: the server's lines as they came and, once parsed, their values; the GPU's beside them."""
+    """One scrape: the server's raw lines and, once parsed, their values; and the GPU's values."""
 
     t: float  # now() at the middle of the scrape
     took: float = 0.0
@@ -134,7 +134,7 @@ class Sample:
 
 
 class Scraper:
-    """Scrapes `url`/metrics now and then; `close` parses. A server without metrics leaves the series without them."""
+    """Scrapes `url`/metrics at an interval; `close` parses. A server without metrics adds nothing to the series."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, interval_s: float, clock: Callable[[], float]) -> None:
         self._session, self._interval, self._clock = session, interval_s, clock
@@ -144,7 +144,7 @@ class Scraper:
         self.samples: list[Sample] = []
 
     async def scrape(self) -> Sample:
-        """Take one sample now and keep it."""
+        """Take one sample now and store it."""
         start = self._clock()
         sample = Sample(start)
         gpu = asyncio.get_running_loop().run_in_executor(None, self._gpu.sample) if self._gpu.available else None
@@ -155,7 +155,7 @@ class Scraper:
                 sample.lines = b"\n".join(_WANTED.findall(told))
                 sample.took = self._clock() - start
                 sample.t = start + sample.took / 2
-                # a page without a wanted line will not grow one; a scrape that failed may succeed next time
+                # a page without a needed line will not get one later; a failed scrape may succeed next time
                 self._serves_metrics = bool(sample.lines)
             except (aiohttp.ClientError, OSError, TimeoutError):
                 pass
@@ -171,7 +171,7 @@ class Scraper:
             await self.scrape()
 
     def close(self) -> None:
-        """Parse what was scraped and put the samples in the order of their times."""
+        """Parse the samples and sort them by time."""
         self.samples.sort(key=lambda s: s.t)
         for sample in self.samples:
             sample.values = parse(sample.lines) if sample.lines else {}
@@ -182,12 +182,12 @@ class Scraper:
             yield {"t_s": round(s.t - start, 4), **s.values, **s.gpu}
 
     def columns(self) -> list[str]:
-        """SERIES_COLUMNS, then what else was scraped."""
+        """SERIES_COLUMNS, then further scraped values."""
         return list(dict.fromkeys([*SERIES_COLUMNS, *(k for s in self.samples for k in s.values)]))
 
 
 class Account:
-    """The server's and the GPU's own account of a window, from the samples nearest its ends."""
+    """The server's and the GPU's figures of a window, from the samples nearest its ends."""
 
     def __init__(self, samples: Sequence[Sample], begin: float, end: float) -> None:
         told = [s for s in samples if s.values]
@@ -196,7 +196,7 @@ class Account:
         self._inside = [s for s in samples if begin <= s.t <= end]
         self._ends = (None, None) if before is after else (before, after)
         self._resets = {key for a, b in pairwise(told) for key in _COUNTERS if _fell(a, b, key)}
-        # the most requests that the server said it runs, None where it never did
+        # the largest reported number of running requests, None if never reported
         self.running_peak = max((s.values["running"] for s in told if "running" in s.values), default=None)
         self._first: Sample | None = None
         self._last: Sample | None = None
@@ -204,11 +204,11 @@ class Account:
             self._first, self._last = told[0], told[-1]
 
     def _edges(self) -> list[tuple[float, float]]:
-        """A scrape counts at some moment while it lasts: tokens that came meanwhile may be on either side."""
+        """A scrape may count at any moment of its duration: tokens received during it may be on either side."""
         return [(s.t - s.took / 2, s.t + s.took / 2) for s in self._ends if s]
 
     def times(self) -> list[float]:
-        """When the client's tokens must be counted, to be compared."""
+        """The times between which the client's tokens must be counted for the comparison."""
         return [*(t for edge in self._edges() for t in edge), *(s.t for s in self._ends if s)]
 
     def fill(self, point: MeasuredPoint, output: Callable[[float, float], float]) -> MeasuredPoint:
@@ -222,7 +222,7 @@ class Account:
             return None if f"{name}_count" in self._resets else histogram_mean(before, after, name)
 
         queries, hits = grown(first, last, "cache_queries"), grown(first, last, "cache_hits")
-        if queries is None and hits is not None:  # SGLang looks up every prompt token and does not count that
+        if queries is None and hits is not None:  # SGLang looks up every prompt token and does not report that count
             queries = grown(first, last, "prompt_tokens")
 
         def gpu(name: str) -> float | None:
@@ -254,7 +254,7 @@ class Account:
 
 
 def _fell(before: Sample, after: Sample, name: str) -> bool:
-    """Whether a counter is lower later: the server, or one of its engines, was started again in between."""
+    """Whether a counter decreased: the server, or one of its engines, was restarted in between."""
     return name in before.values and name in after.values and after.values[name] < before.values[name]
 
 
@@ -273,6 +273,6 @@ def histogram_mean(before: Sample | None, after: Sample | None, name: str) -> fl
 
 
 def gauge_mean(samples: Iterable[Sample], name: str) -> float | None:
-    """Mean of a gauge over samples, None where none has it."""
+    """Mean of a gauge over samples, None if no sample has it."""
     values = [s.values[name] for s in samples if name in s.values]
     return sum(values) / len(values) if values else None

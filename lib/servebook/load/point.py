@@ -1,4 +1,4 @@
-"""Measure points, one alone or several as the stages of a ramp: from a spec to its rows, its series and its figures."""
+"""Measures points, alone or as the stages of a ramp: from a spec to rows, series and figures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .window import PointProgress, Rule
 
 
 def rule_of(spec: PointSpec, load: Load, deadline_s: float | None = None) -> Rule:
-    """When the point is warm and when it ends."""
+    """When the warm-up ends and when the point ends."""
     c, capped = spec.clients or 1, not spec.closed and spec.concurrency is not None
     if spec.requests is not None:
         n, limit = spec.requests, min(_finite_limit_s(spec, load), math.inf if deadline_s is None else deadline_s)
@@ -44,7 +44,7 @@ def rule_of(spec: PointSpec, load: Load, deadline_s: float | None = None) -> Rul
     limit = min(load.max_seconds, deadline_s) if deadline_s is not None else load.max_seconds
     if spec.fixed_requests is not None:
         n = spec.fixed_requests
-        # what a first request pays once (caches, lazily built kernels) must not teach the predictor
+        # one-time costs of the first request (caches, lazily built kernels) must not enter calibration
         return Rule(max(c, min(3, load.warmup_requests)), n, n, 0.0, limit, exactly=n)
     least, most = load.least_and_most(spec.clients)
     by_rounds = spec.clients and load.max_rounds is not None and most == load.max_rounds * c
@@ -53,7 +53,7 @@ def rule_of(spec: PointSpec, load: Load, deadline_s: float | None = None) -> Rul
 
 
 def _finite_limit_s(spec: PointSpec, load: Load) -> float:
-    """When the last request of a finite run has certainly ended: each takes no longer than its timeout."""
+    """A time after which the last request of a finite run has certainly ended, because of the request timeout."""
     count = spec.requests or 1
     last_s = 0.0 if spec.closed else float(request_plan.due_times(spec, load, count)[-1])
     rounds = -(-count // spec.concurrency) if spec.concurrency else 1
@@ -64,13 +64,13 @@ def _finite_limit_s(spec: PointSpec, load: Load) -> float:
 class LoadOptions:
     """How points are measured: the server, the requests, the rules, and where results go.
 
-    vocab: token ids that prompts may use; lower_vocabs: what to use where the server has no such ids. batching: whether
-    the engine decodes requests together. run_dir: where rows and series go (None: nowhere). floors: see audit.
-    deadline_s: seconds that a stage may take at most, beside load.max_seconds. rules: when each stage is warm and done,
-    if not as rule_of says. prompt_set: points that name the same set send the same prompts (else every point has its
-    own). prompt_lengths, output_lengths: instead of the spec's. text: words instead of token ids, always so at a chat
-    endpoint. turns: requests of a conversation, each with all that was said before in its prompt (closed loop only).
-    on_progress gets a short text about twice a second.
+    vocab: token ids that prompts may use; lower_vocabs: alternatives if the server lacks those ids. batching: whether
+    the engine decodes requests together. run_dir: folder of rows and series (None: not stored). floors: see audit.
+    deadline_s: limit on a stage's seconds besides load.max_seconds. rules: warm-up and end of each stage, instead of
+    rule_of. prompt_set: points with the same set send the same prompts (otherwise every point has its own).
+    prompt_lengths, output_lengths: instead of the spec's. text: words instead of token ids; always so at a chat
+    endpoint. turns: requests per conversation, each with the whole conversation in its prompt (closed loop only).
+    on_progress gets a short text about twice per second.
     """
 
     url: str
@@ -102,11 +102,11 @@ class LoadOptions:
         return self.endpoint.endswith("/chat/completions")
 
     def set_of(self, spec: PointSpec) -> str | None:
-        """The set whose prompts the point sends, None where it has its own."""
+        """The set whose prompts the point sends, None if it has its own."""
         return self.prompt_set or (spec.prompt_set if isinstance(spec, RepeatedPoint) else None)
 
     def plan_of(self, spec: PointSpec) -> request_plan.RequestPlan:
-        """What its requests ask for."""
+        """The plan of its requests."""
         return request_plan.of_point(spec, self.load) or request_plan.RequestPlan(
             Workload.of(
                 self.prompt_lengths or spec.prompt_tokens, self.output_lengths or spec.output_tokens,
@@ -119,7 +119,7 @@ class LoadOptions:
 async def measure_point(spec: PointSpec, *, rule: Rule | None = None, **options: Any) -> MeasuredPoint:
     """Load one server with one point's requests and return the point.
 
-    rule: when the point is warm and done, if not as rule_of says. options: fields of LoadOptions.
+    rule: warm-up and end of the point, instead of rule_of. options: fields of LoadOptions.
     """
     return (await measure_ramp([spec], rules=[rule] if rule else None, **options))[0]
 
@@ -127,11 +127,11 @@ async def measure_point(spec: PointSpec, *, rule: Rule | None = None, **options:
 async def measure_ramp(specs: Sequence[PointSpec], **options: Any) -> list[MeasuredPoint]:
     """Load one server in stages without a pause between them, and return each stage's point.
 
-    Every stage has a warm-up and a window of its own; clients of a closed loop are added, never taken away, and an
-    open loop's rate changes at once. What a stage has in flight at its end is a warm-up request of the next.
+    Every stage has its own warm-up and window; a closed loop's clients only increase, and an open loop's rate changes
+    at once. Requests in flight at the end of a stage are warm-up requests of the next.
 
-    options: fields of LoadOptions.
-    Raises ServebookError when nothing answers, the server refuses the requests, or results cannot be written.
+    options: fields of LoadOptions. Raises ServebookError if nothing answers, the server refuses the requests, or
+    results cannot be written.
     """
     o = LoadOptions(**options)
     allow_many_sockets(max(s.concurrency or 1 for s in specs))
@@ -167,7 +167,8 @@ async def measure_ramp(specs: Sequence[PointSpec], **options: Any) -> list[Measu
 
 
 async def _connect(client: Client, specs: Sequence[PointSpec], rule: Rule, o: LoadOptions, *, talks: bool) -> Dialect:
-    """Open connections and learn what the server takes. Raises ServebookError where nothing answers in time."""
+    """Open connections and find out which requests the server accepts. Raises ServebookError without an answer in
+    time."""
     try:
         async with asyncio.timeout(rule.time_limit_s):
             await client.open_connections(min(max(s.concurrency or 8 for s in specs), 1024))
@@ -180,7 +181,7 @@ async def _connect(client: Client, specs: Sequence[PointSpec], rule: Rule, o: Lo
 
 @dataclass(frozen=True)
 class _Loops:
-    """The closed and the open loop over one client, of which a ramp's stages use one."""
+    """The closed and the open loop of one client; a ramp's stages use one of them."""
 
     closed_loop: ClosedLoop
     open_loop: OpenLoop
@@ -232,7 +233,7 @@ class _Stage:
 
 
 def _point(stage: _Stage, o: LoadOptions, cache_expected: bool, asked: Mapping[str, Any]) -> MeasuredPoint:
-    """A measured stage as a point, judged; its series is stored."""
+    """A measured stage as a judged point; its series is stored."""
     spec, tracker, scraper, load, slo = stage.spec, stage.tracker, stage.scraper, o.load, o.slo
     scraper.close()
     point = MeasuredPoint(
@@ -281,8 +282,8 @@ def measure_ramp_sync(specs: Sequence[PointSpec], **options: Any) -> list[Measur
 
 
 def _prompt_labels(spec: PointSpec, load: Load, run_dir: Path | None, prompt_set: str | None) -> tuple[object, ...]:
-    """What a point's prompts are a function of. A run folder made anew and another attempt at a point get other
-    prompts, for a server that still runs may have them in its prefix cache."""
+    """The labels that determine a point's prompts. A new run folder and another attempt at a point get other prompts,
+    because a running server may have the old ones in its prefix cache."""
     if run_dir is None:
         return (load.seed, prompt_set) if prompt_set else (load.seed, spec.sweep, spec.engine, spec.point)
     salt = RunFiles(run_dir).prompts_salt
@@ -296,7 +297,7 @@ def _prompt_labels(spec: PointSpec, load: Load, run_dir: Path | None, prompt_set
 
 
 def _told(dialect: Dialect, text: bool) -> dict[str, Any]:
-    """What was sent to learn what the server takes, in words."""
+    """The probe requests that were sent, in words."""
     vocab = dialect.vocab or ()
     prompts = "words" if text else f"token ids {vocab[0]} to {vocab[-1]}"
     probes = f"{dialect.answered} of 2 tokens answered" + (f", {dialect.refused} refused" if dialect.refused else "")

@@ -1,7 +1,7 @@
-"""What a server takes in a request, found out with one cheap request that it answers.
+"""Finds out which requests a server accepts, with one cheap request that it answers.
 
-A request that is refused costs its owner nothing, so the richest form is tried first and the next where it is refused,
-whether by a status or inside a stream. A server that is busy is waited for. An answer, whatever its quality, ends it.
+A refused request costs nothing, so the richest form is tried first and a simpler one after a refusal, by a status or
+inside a stream. A busy server is waited for. Any answer, whatever its quality, ends the search.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ BUSY = (429, 503)
 _NOT_ABOUT_A_FIELD = (401, 403, 404, 405)
 _REDIRECTS = (301, 302, 307, 308)
 _INVALID = re.compile(r"validation error|invalid (?:request|type|value)", re.IGNORECASE)
-PATIENCE_S = 60.0  # that a busy server is waited for
+PATIENCE_S = 60.0  # seconds to wait for a busy server
 
-# What else to ask for, richest first. ignore_eos keeps the length fixed; continuous usage tells how many tokens the
-# first event carried. A server that refuses a field is asked without it.
+# further fields, richest first. ignore_eos fixes the length; continuous usage gives the token count of the first
+# event. A server that refuses a field gets requests without it.
 OPTIONS: list[dict[str, Any]] = [
     {"ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
     {"ignore_eos": True, "stream_options": {"include_usage": True}},
@@ -40,17 +40,17 @@ _REFUSED_IDS = (
 )
 
 
-MOST_READS = 64  # of an answer of two tokens
+MOST_READS = 64  # reads of an answer of two tokens
 
 
 class ShortStream(TokenStream):
-    """The answer to a probe, which is not listened to for ever: a server that goes on does not know the length asked
-    for, and what it sends is paid for."""
+    """The answer to a probe, cut off when it gets long: such a server ignores the requested length, and its tokens cost
+    money."""
 
     __slots__ = ()
 
     def feed(self, data: bytes, now: float) -> None:
-        """As TokenStream's, until there have been far more reads than two tokens take."""
+        """As TokenStream.feed, until there have been far more reads than two tokens need."""
         super().feed(data, now)
         if len(self.times) > MOST_READS and not self.over:
             self.fault = f"its answer to a request of 2 tokens goes on after {self.events}"
@@ -58,12 +58,12 @@ class ShortStream(TokenStream):
 
 
 class Refused(ServebookError):
-    """The server takes none of the forms of a request that were tried."""
+    """The server accepts none of the tried request forms."""
 
 
 @dataclass
 class Dialect:
-    """What a server takes: token ids that prompts may draw from, further fields; and what was sent to learn it."""
+    """What a server accepts: token ids for prompts, further fields; and the probe requests that were sent."""
 
     vocab: range | Sequence[int] | None = None
     fields: dict[str, Any] = field(default_factory=dict)
@@ -73,25 +73,25 @@ class Dialect:
 
 
 class Probe:
-    """Tries forms of one request until the server answers one. patience_s: for a server that is busy, at most."""
+    """Tries forms of one request until the server answers one. patience_s: longest wait for a busy server."""
 
     def __init__(self, client: Client, patience_s: float, tell: Callable[[str], None] | None = None) -> None:
         self._client, self._left_s, self._tell = client, min(PATIENCE_S, patience_s), tell
         self.dialect = Dialect()
 
     async def accepted(self, options: Sequence[dict[str, Any]], base: dict[str, Any], fix: str) -> dict[str, Any]:
-        """The richest of `options` (best first) that the server takes beside `base`.
+        """The richest of `options` (best first) that the server accepts in addition to `base`.
 
-        Raises ServebookError with the server's own words, and this fix, when it takes none of them.
+        Raises ServebookError with the server's message and this fix if it accepts none.
         """
         reply, broken = Reply(-1, 0, 0), None
         for option in options:
             reply = await self._answer({**base, **option})
-            if _fails(reply):  # once may be chance
+            if _fails(reply):  # a single failure may be chance
                 reply = await self._answer({**base, **option})
             if reply.status in _NOT_ABOUT_A_FIELD:
                 break
-            if _fails(reply):  # whether it is the form's fault, the next one tells
+            if _fails(reply):  # the next form shows whether this form is the cause
                 broken = option if broken is None else broken
             elif _refuses(reply):
                 self.dialect.refused += 1
@@ -99,12 +99,12 @@ class Probe:
                 self.dialect.answered += 1
                 return option
         if broken is not None and _fails(reply):
-            return broken  # it fails whatever it is asked: that is what will be measured
+            return broken  # every form fails: that failure will be measured
         kind = ServebookError if reply.status in _NOT_ABOUT_A_FIELD else Refused
         raise kind(f"the server refuses the request ({reply.error})", without_secrets(self._client.endpoint), fix)
 
     async def _answer(self, body: dict[str, Any]) -> Reply:
-        """What comes of a request, once the server is not busy, from where it was redirected to."""
+        """The result of a request, once the server is not busy, after following a redirect."""
         client, wait_s, hops = self._client, 1.0, 0
         while True:
             reply = Reply(-1, 0, int(body["max_tokens"]), stream=ShortStream())
@@ -129,24 +129,24 @@ class Probe:
 
 
 def _refuses(reply: Reply) -> bool:
-    """Whether the server will not have a request of this form."""
+    """Whether the server refuses a request of this form."""
     if reply.status == 200:
         return bool(reply.stream.error) or bool(reply.stream.fault and not reply.stream.ended)
     return reply.status is not None and not _fails(reply)
 
 
 def _fails(reply: Reply) -> bool:
-    """Whether the server fails at it, or the connection does. llama-cpp-python refuses by 500, and says what it is."""
+    """Whether the server or the connection fails. llama-cpp-python refuses with status 500 and a reason."""
     return reply.status is None or (reply.status >= 500 and not _INVALID.search(reply.error or ""))
 
 
 async def find_dialect(
     probe: Probe, model: str, vocabs: Sequence[range | Sequence[int]], *, text: bool, chat: bool, ids: bool
 ) -> Dialect:
-    """The first vocabulary that the server takes, and what else it takes in a request.
+    """The first vocabulary that the server accepts, and the further fields that it accepts.
 
-    Tried before every load: another server may have come in its place. ids: an answer's token ids are wanted, so that
-    a conversation can go on from them. Raises ServebookError with the server's words where it takes nothing.
+    Done before every load, because another server may have replaced it. ids: the answer's token ids are needed to
+    continue a conversation. Raises ServebookError with the server's message if it accepts nothing.
     """
     base, dialect = {"model": model, "max_tokens": 2, "stream": True}, probe.dialect
     if text:
@@ -156,7 +156,7 @@ async def find_dialect(
     options = [{**OPTIONS[0], "return_token_ids": True}, *OPTIONS] if ids else OPTIONS
     refused: ServebookError | None = None
     for vocab in vocabs:
-        prompt = [int(v) for v in (*vocab[:3], vocab[-1])]  # the highest is what a smaller vocabulary lacks
+        prompt = [int(v) for v in (*vocab[:3], vocab[-1])]  # use the highest id: a smaller vocabulary lacks it
         try:
             fields = await probe.accepted(options, base | {"prompt": prompt}, _REFUSED_IDS)
             dialect.vocab, dialect.fields = vocab, fields
@@ -168,7 +168,7 @@ async def find_dialect(
 
 
 def names(fields: dict[str, Any]) -> str:
-    """Further fields of a request as one line: ignore_eos, stream_options.include_usage …"""
+    """The further fields of a request on one line: ignore_eos, stream_options.include_usage …"""
     return ", ".join(
         f"{key}.{inner}" if isinstance(value, dict) else key
         for key, value in fields.items()

@@ -1,7 +1,7 @@
 """Prompts as random token ids, encoded to request bodies by table look-up: no tokenizer, no JSON encoder.
 
-A prompt is a function of (seed, labels, index) alone, so a run can be repeated to the token, and two points never
-share a prompt because their labels differ.
+A prompt is a function of (seed, labels, index) alone, so a run can be repeated token for token, and points never share
+prompts because their labels differ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEPT_STREAMS = 4096
 
 
 def usable_ids(vocab: range | Sequence[int]) -> np.ndarray:
-    """Token ids that prompts may draw from, as an int64 array (special ids are the caller's to leave out)."""
+    """Token ids for prompts, as an int64 array (the caller leaves special ids out)."""
     ids = np.arange(vocab.start, vocab.stop, vocab.step) if isinstance(vocab, range) else np.asarray(vocab, np.int64)
     if not len(ids):
         raise ValueError("no usable token ids")
@@ -31,11 +31,10 @@ def usable_ids(vocab: range | Sequence[int]) -> np.ndarray:
 
 
 class Prompts:
-    """Request number i's prompt of one point: `ids(i)` or `inside(i)`, independent between requests but for what its
-    plan says that they share.
+    """The prompts of one point by request number: `ids(i)` or `inside(i)`, independent except for what the plan shares.
 
-    plan: what requests there are, or a length that all prompts have. text: words instead of token ids, for servers that
-    take no ids; a word is a token or two, usage tells.
+    plan: the requests, or one length for all prompts. text: words instead of token ids, for servers that take no ids; a
+    word is one or two tokens, usage gives the count.
     """
 
     def __init__(
@@ -49,21 +48,21 @@ class Prompts:
         self.plan = plan if isinstance(plan, RequestPlan) else RequestPlan(Workload.of(plan, 1), *labels)
         self._seed = seed_of(*labels)
         words = [_word(i) if text else f"{i}," for i in self.vocab.tolist()]
-        # each id as fixed-width text with its comma: a gather of table rows is then the JSON array's inside
+        # each id as fixed-width text with its comma: gathering table rows gives the content of the JSON array
         width = max(map(len, words))
         self._table = np.array([w.rjust(width) for w in words], f"S{width}")
-        self._streams: dict[int, np.ndarray] = {}  # of shared parts, as far as they were needed
+        self._streams: dict[int, np.ndarray] = {}  # shared parts, as far as needed so far
 
     def planned(self, index: int) -> Planned:
-        """What request number `index` is; a trace begins again when it is used up."""
+        """The plan of request number `index`; a trace repeats when it is used up."""
         return self.plan[index % len(self.plan)]
 
     def follows(self, index: int) -> int | None:
-        """The request that goes on with the conversation of `index`, None where none does."""
+        """The request that continues the conversation of `index`, None if there is none."""
         return self.plan.follows(index) if self.plan.talks else None
 
     def _stream(self, number: int, tokens: int) -> np.ndarray:
-        """The first tokens of a stream that several prompts have."""
+        """The first tokens of a stream that several prompts share."""
         known = self._streams.get(number)
         if known is None or len(known) < tokens:
             known = np.random.default_rng([*self._seed, 0, number]).integers(0, len(self.vocab), tokens)
@@ -79,29 +78,29 @@ class Prompts:
         return np.concatenate([*parts, own]) if parts else own
 
     def ids(self, index: int) -> list[int]:
-        """What request number `index` adds to its conversation, as token ids."""
+        """The token ids that request number `index` adds to its conversation."""
         return [int(v) for v in self.vocab[self._rows(index)]]
 
     def inside(self, index: int) -> bytes:
-        """The same as the inside of a JSON array (ids, each with its comma) or string (words)."""
+        """The same as the content of a JSON array (ids, each with its comma) or string (words)."""
         return bytes(self._table[self._rows(index)].tobytes())
 
     def stand_in(self, index: int, tokens: int) -> bytes:
-        """Random tokens in place of an answer that the server did not give the ids of."""
+        """Random tokens in place of an answer whose ids the server did not return."""
         rows = np.random.default_rng([*self._seed, 3, index]).integers(0, len(self.vocab), tokens)
         return self._table[rows].tobytes()
 
 
 @dataclass(frozen=True)
 class Talk:
-    """A conversation so far: what was said by turns, the user first, as JSON insides, and its length in tokens."""
+    """A conversation so far: its messages in turn, the user's first, as JSON content, and its length in tokens."""
 
     said: tuple[bytes, ...] = ()
     tokens: int = 0
 
     @property
     def turn(self) -> int:
-        """Answers so far."""
+        """Number of answers so far."""
         return len(self.said) // 2
 
 
@@ -109,8 +108,8 @@ FRESH = Talk()
 
 
 class Bodies:
-    """Request bodies: the constant part encoded once, prompt and length spliced in. chat: as messages. output_tokens:
-    of every request, if not as the prompts' plan says."""
+    """Request bodies: the constant part is encoded once, prompt and length are inserted. chat: as messages.
+    output_tokens: of every request, instead of the plan's."""
 
     def __init__(
         self, prompts: Prompts, payload: dict[str, Any], output_tokens: int | None = None, *, chat: bool = False
@@ -119,13 +118,13 @@ class Bodies:
         self._tail = b"," + json.dumps(payload, separators=(",", ":")).encode()[1:-1] + b',"max_tokens":%d}'
 
     def asked(self, index: int, talk: Talk = FRESH) -> tuple[int, int]:
-        """Prompt tokens (0: not known beforehand) and output tokens of a request."""
+        """Prompt tokens (0: not known in advance) and output tokens of a request."""
         planned = self.prompts.planned(index)
         output = planned.output_tokens if self._output_tokens is None else self._output_tokens
         return 0 if self.prompts.text else talk.tokens + planned.adds, output
 
     def __call__(self, index: int, talk: Talk = FRESH) -> bytes:
-        """The body of request number `index`: its own prompt, after what its conversation has said before."""
+        """The body of request number `index`: its conversation so far and its own prompt."""
         said = (*talk.said, self.prompts.inside(index))
         if self.chat:
             roles = (b"user", b"assistant")
@@ -138,8 +137,8 @@ class Bodies:
         return prompt + self._tail % self.asked(index)[1]
 
     def after(self, index: int, talk: Talk, stream: TokenStream) -> Talk:
-        """The conversation after an answer: with the server's own ids or text, where ids were asked for and not given
-        with random ones of the same number."""
+        """The conversation after an answer: with the server's ids or text; if ids were requested and not returned, with
+        random ones of the same number."""
         ids, text = stream.answer()
         tokens = stream.tokens or 0
         if self.prompts.text:

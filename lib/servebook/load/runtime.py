@@ -1,4 +1,4 @@
-"""How the client runs on its machine: a thread and event loop of its own, a quiet garbage collector, enough sockets."""
+"""How the client runs: its own thread and event loop, no garbage collection pauses, enough sockets."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any, TypeVar, cast
 from ..common.errors import ServebookError
 
 T = TypeVar("T")
-SPARE_FILES = 64  # beside the connections
+SPARE_FILES = 64  # besides the connections
 
 
 def in_thread(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine to its end and return what it returns, also where this thread's own loop is running."""
+    """Run a coroutine in a new thread and return its result, even if this thread's own loop is running."""
     outcome: list[Any] = []
 
     def work() -> None:
-        # where allowed, this thread goes first: engines that fill every core would otherwise delay its time stamps
+        # raise this thread's priority where allowed: engines that use every core would delay its time stamps
         with contextlib.suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
         try:
@@ -60,7 +60,7 @@ def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop]:
 
 @contextlib.contextmanager
 def quiet_collector() -> Iterator[None]:
-    """Keep the garbage collector from walking everything that was there before while time stamps are taken."""
+    """Keep the garbage collector from scanning existing objects while time stamps are taken."""
     thresholds = gc.get_threshold()
     gc.collect()
     gc.freeze()
@@ -73,7 +73,7 @@ def quiet_collector() -> Iterator[None]:
 
 
 def allow_many_sockets(connections: int) -> None:
-    """Raise this process's limit on open files to what it may have; ServebookError where that is not enough."""
+    """Raise this process's limit on open files; ServebookError if the maximum is not enough."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = max(soft, hard) if hard != resource.RLIM_INFINITY else max(soft, 1 << 20)
     with contextlib.suppress(ValueError, OSError):

@@ -1,7 +1,7 @@
-"""What the client itself adds at a given load: a short run against a loopback server that knows the truth.
+"""What the client itself adds at a given load: a short run against a loopback server that records the truth.
 
-The server is this module run as a program, so that it has a process of its own. It answers every request with the
-given time to first token and time per token and keeps its own time stamps, comparable on one machine's clock.
+The server is this module run as a program, in a process of its own. It answers every request with the given time to
+first token and time per token and records its own time stamps, comparable on the same machine's clock.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Added(NamedTuple):
 
 
 def self_check(spec: PointSpec, *, ttft_s: float, tpot_s: float, seconds: float = 3.0) -> Added:
-    """Measure the loopback server with `spec`'s load, its schedule as given, for about so many seconds.
+    """Measure the loopback server with `spec`'s load and given schedule for about this many seconds.
 
-    Returns medians as the client sees them less the server's own.
+    Returns the client's medians minus the server's.
     """
     from .point import measure_point_sync
     from .window import Rule
@@ -51,7 +51,7 @@ def self_check(spec: PointSpec, *, ttft_s: float, tpot_s: float, seconds: float 
                 url=url, model="loopback", vocab=range(100, 1000), load=Load(), slo=Slo(), run_dir=None, batching=True,
                 rule=Rule(c, rounds * c, rounds * c, 0.0, 10 * seconds),
             )  # fmt: skip
-            server.stdin.close()  # its sign to tell the truth and end
+            server.stdin.close()  # on end of input, print the recorded times and exit
             truth = json.loads(server.stdout.readline())
         except (ValueError, OSError) as error:
             raise ServebookError(f"the loopback server failed ({error})", "self-check") from None

@@ -31,7 +31,7 @@ from .flow import WindowTotals
 from .window import PointProgress, converged
 
 BUNCH = 4  # tokens that no server sends in its first read, if it streams
-UNSEEN = 1.5  # times as many as were seen are more than a few looks miss
+UNSEEN = 1.5  # a factor above which the difference cannot come from few samples
 
 
 def summarize(
@@ -103,20 +103,21 @@ def _fill_rates(
 
 
 def waiting_of(queue_mean_s: float | None, rate_per_s: float, gauge_mean: float | None) -> float | None:
-    """Mean requests that wait in the server: by Little's law where it tells how long each waited. A gauge that is
-    scraped every second meets clients who move in rounds of about a second always at the same moment of theirs."""
+    """Mean number of requests that wait in the server: by Little's law if it reports queue times. A gauge scraped every
+    second would sample clients that move in rounds of about a second always at the same phase."""
     return queue_mean_s * rate_per_s if queue_mean_s is not None else gauge_mean
 
 
 def running_of(in_flight: float, decoding: float, running_peak: float | None, waiting: float | None) -> float:
-    """Mean requests that a batching engine works on at once: in flight less those that the server says wait.
+    """Mean number of requests that a batching engine processes at the same time: in flight minus waiting.
 
-    Prefilling ones count, as in vLLM's num_requests_running. in_flight: of the client. decoding: see WindowTotals.
-    running_peak: the most that the server's gauge showed; waiting: see waiting_of; None where it has none.
+    Prefilling requests count, as in vLLM's num_requests_running. in_flight: by the client. decoding: see WindowTotals.
+    running_peak: the largest value of the server's gauge; waiting: see waiting_of; None if not reported.
 
-    A server may wait for more than it says (connections that it has not accepted) or say nothing. What it was seen to
-    run, or the client sees decode side by side, falls short only by what a few looks miss and by what prefills: where
-    far more would run, that it is. So a server that takes one request after the other runs one, whatever waits.
+    A server may have more waiting requests than it reports (connections that it has not accepted), or report none. The
+    number seen running, by its gauge or by streams that the client sees decode at the same time, is too low only by
+    sampling and prefills. If in flight minus waiting is far larger, the number seen counts. So a server that processes
+    one request at a time has one running request, however many wait.
     """
     seen = max(decoding, running_peak or 0.0)
     if waiting is None:
@@ -131,7 +132,7 @@ class _Outcomes:
     def __init__(self, tracker: PointProgress, slo: Slo) -> None:
         self.tracker, self.slo = tracker, slo
         self.good = self.failed = self.unfinished = self.warmup_failures = self.met = 0
-        self._silent_s: list[float] = []  # of each request that was cut off, for how long it had been
+        self._silent_s: list[float] = []  # for each request that was cut off, how long it had been silent
 
     def add(self, chunk: Chunk) -> None:
         r, measured = chunk.requests, chunk.phase("measured")
@@ -151,7 +152,7 @@ class _Outcomes:
         self._silent_s += (self.tracker.stopped_at - heard).tolist()
 
     def hung(self, slowest_s: float) -> int:
-        """Requests cut off at the end that had been silent for far longer than the finished ones took."""
+        """Requests cut off at the end that had been silent far longer than the finished ones took."""
         return sum(s > max(3 * slowest_s, 1.0) for s in self._silent_s)
 
     def fill(self, point: MeasuredPoint) -> MeasuredPoint:
@@ -186,7 +187,7 @@ class _Latencies:
 
     @property
     def in_flight_s(self) -> float:
-        """Mean from sending to the last token."""
+        """Mean time from sending to the last token."""
         return float(self._held.values.mean())
 
     @property
@@ -194,10 +195,10 @@ class _Latencies:
         return float(self._e2e.values.max(initial=0.0))
 
     def edge(self, clients: int) -> float | None:
-        """By what share the window's ends may move rate x latency of a closed loop: of requests that straddle them the
-        whole latency counts, or none of it. Latencies may differ by a deviation there, or, where a few are long, a
-        client is likelier to be in one of these: how long a request has been under way at a given moment has the
-        variance E[x^3] / 3E[x] - (E[x^2] / 2E[x])^2, and two deviations over both ends are allowed."""
+        """The share by which the window's ends may change rate × latency of a closed loop: requests that cross an end
+        count with their whole latency, or not at all. Latencies may differ by one deviation there. If a few are long, a
+        client is more likely to be in one of these: the age of a request at a random time has the variance E[x^3] /
+        3E[x] - (E[x^2] / 2E[x])^2, and two deviations over both ends are allowed."""
         e2e = self._e2e.values
         if not len(e2e) or not e2e.mean():
             return None
@@ -260,7 +261,7 @@ def _least(values: np.ndarray) -> float | None:
 
 
 class _Shape:
-    """Whether what came back is what was asked for, and how it was cut into events and reads."""
+    """Whether the answers match the requests, and how they were split into events and reads."""
 
     def __init__(self) -> None:
         self.streamed = self.events = self.reads = self.cached = self.cachable = self.hidden = self.counted = 0
@@ -286,7 +287,7 @@ class _Shape:
         self.prompts += int((told >= 0).sum())
         self.prompt_tokens += int(told.clip(0).sum())
         self.prompts_off += int(((told >= 0) & (asked != 0) & (told != asked)).sum())
-        # how long an answer without usage was is not known
+        # without usage the length of an answer is unknown
         self.outputs_off += int(((r["tokens"] != r["output_tokens_asked"]) & (r["counted"] == 0)).sum())
 
     def fill(self, point: MeasuredPoint) -> MeasuredPoint:
@@ -308,10 +309,12 @@ class _Shape:
 
 
 class _Turns:
-    """Conversations turn by turn: how the prompt grew and what that did to the first token."""
+    """Conversations turn by turn: prompt growth and its effect on the first token."""
 
     def __init__(self) -> None:
-        self._sums: dict[int, np.ndarray] = {}  # turn: requests, their TTFT, those that told their prompt, its tokens
+        self._sums: dict[
+            int, np.ndarray
+        ] = {}  # turn: requests, sum of TTFT, requests with a reported prompt length, sum of these lengths
 
     def add(self, chunk: Chunk) -> None:
         r, ttft = chunk.requests[chunk.good], chunk.ttft_s[chunk.good]

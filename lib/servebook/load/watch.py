@@ -1,4 +1,4 @@
-"""While a load runs: what the client itself costs, the server's and the GPU's series, and progress."""
+"""While a load runs: the client's own cost, the server's and the GPU's series, and progress."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def watch(
         await tracker.window_closed.wait()
         health["client_cpu_s"] = time.thread_time() - cpu_at_window
         await scraper.scrape()
-        if not tracker.stop.is_set():  # an open loop's last requests are awaited
+        if not tracker.stop.is_set():  # an open loop waits for its last requests
             await tracker.stop.wait()
             await scraper.scrape()
 

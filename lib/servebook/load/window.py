@@ -1,8 +1,8 @@
-"""The one rule for when a point's measured window opens and ends, and what follows it.
+"""The rule for when a point's measured window opens and ends, and what follows from it.
 
-Warm-up is the first completions; the window opens at the last of them without a pause, so the starting burst and the
-final drain stay outside while the load never changes. The window ends when the interval of the mean is narrow enough
-(and enough requests and time have gone by), or when its requests or its time are used up: `stop_reason` says which.
+The warm-up is the first completions. The window opens at the last of them without a pause, so the initial burst and the
+final drain are outside while the load is constant. The window ends when the interval of the mean is narrow enough
+(after enough requests and time), or when its requests or its time are used up; `stop_reason` says which.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .finished import RequestLog
 
 @dataclass(frozen=True)
 class Rule:
-    """When a point is warm and when it is done. Seconds count from the point's start."""
+    """When the warm-up ends and when the point ends. Seconds count from the point's start."""
 
     warmup: int
     min_requests: int
@@ -30,18 +30,18 @@ class Rule:
     min_seconds: float
     time_limit_s: float
     exactly: int | None = None
-    limit: str = ""  # what sets max_requests, in words, where it is not the parameter of that name
+    limit: str = ""  # what limits max_requests, in words, if it is not the parameter of that name
     capped: bool = False  # open loop: some requests wait at the client for others to end
-    finite: bool = False  # all that is sent is measured, from the first's start to the last's end
+    finite: bool = False  # all requests are measured, from the first's start to the last's end
 
     @property
     def most(self) -> str:
-        """The limit of requests, by the name of the parameter that sets it."""
+        """The limit of requests, named after the parameter that sets it."""
         return self.limit or f"max_requests ({self.max_requests})"
 
 
 def converged(e2e_s: stats.Values, ttft_s: stats.Values, per_round: int = 1) -> bool:
-    """Whether the 95 % intervals of mean E2E and mean TTFT are narrow enough for a point to end."""
+    """Whether the 95 % intervals of mean E2E and mean TTFT are narrow enough to end a point."""
     for values, limit in ((e2e_s, NARROW_E2E), (ttft_s, NARROW_TTFT)):
         interval = stats.mean_interval(values, per_round)
         if interval is None or interval.relative_half_width > limit:
@@ -50,7 +50,7 @@ def converged(e2e_s: stats.Values, ttft_s: stats.Values, per_round: int = 1) -> 
 
 
 def _singles() -> array[float]:
-    """4 bytes a value: its error, 1e-7, is nothing to an interval of a percent."""
+    """4 bytes per value: an error of 1e-7 does not matter to an interval of a percent."""
     return array("f")
 
 
@@ -65,22 +65,22 @@ class PointProgress:
     open_loop: bool = False
     in_flight: set[Reply] = field(default_factory=set)
     finished: RequestLog = field(default_factory=RequestLog)
-    measured: int = 0  # requests of the window that ended, failures among them
+    measured: int = 0  # ended requests of the window, including failures
     window_start: float | None = None
     window_end: float | None = None
-    stopped_at: float = 0.0  # may be later than the window's end: a request was awaited, or time ran out
+    stopped_at: float = 0.0  # may be later than the window's end: requests were awaited, or time ran out
     stop_reason: str = ""
     window_opened: asyncio.Event = field(default_factory=asyncio.Event)
     window_closed: asyncio.Event = field(default_factory=asyncio.Event)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     fault: BaseException | None = None
     warm: int = 0
-    last: bool = True  # no stage follows: what is in flight at the end is cut off
-    before: PointProgress | None = None  # the stage of a ramp that this one took over
+    last: bool = True  # no stage follows: requests in flight at the end are cut off
+    before: PointProgress | None = None  # the previous stage of the ramp
     carried: set[Reply] = field(default_factory=set)  # in flight when the next stage took over
     _e2e: array[float] = field(default_factory=_singles)  # of the window's answered requests, in the order they ended
     _ttft: array[float] = field(default_factory=_singles)
-    _round_end: float | None = None  # the last whole round's, the last request's before there was one
+    _round_end: float | None = None  # end of the last whole round, or of the last request before there was one
     _failing: int = 0
     _e2e_sum: float = 0.0
     _e2e_count: int = 0
@@ -93,23 +93,23 @@ class PointProgress:
 
     @property
     def per_round(self) -> int:
-        """Requests of one round: closed-loop clients move in waves, so latencies repeat after as many."""
+        """Requests per round: closed-loop clients move in waves, so latencies repeat after as many."""
         return 1 if self.open_loop else self.concurrency or 1
 
     def take_over(self, before: PointProgress) -> None:
-        """Go on with what an earlier stage of a ramp has in flight."""
+        """Take over the requests that an earlier stage of a ramp has in flight."""
         self.before, before.carried = before, set(before.in_flight)
         self.in_flight |= before.in_flight
         before.in_flight.clear()
 
     def launched(self, reply: Reply) -> None:
-        """A request is on its way."""
+        """A request is being sent."""
         self.in_flight.add(reply)
         if self.rule.finite and self.window_start is None:
             self._open_window(now() if reply.scheduled is None else reply.scheduled)
 
     def done(self, reply: Reply) -> None:
-        """A request has ended: give it its phase, keep it, and see whether the point is over."""
+        """A request has ended: assign its phase, store it, and check whether the point is over."""
         self.in_flight.discard(reply)
         if self.stop.is_set():
             if self.last:
@@ -144,7 +144,7 @@ class PointProgress:
         if self.window_start is None:
             return "warmup"
         if self.open_loop and reply.scheduled is not None:
-            # by arrival: choosing by completion would leave out the slow ones
+            # by arrival: choosing by completion would leave out the slow requests
             if reply.scheduled < self.window_start:
                 return "warmup"
             return "measured" if self.window_end is None or reply.scheduled <= self.window_end else "drain"
@@ -163,7 +163,7 @@ class PointProgress:
         at = reply.end or now()
         if self._failing >= max(10, 2 * (self.concurrency or 1)):
             self._end(f"every request failed: {reply.error}", at)
-        elif self.window_end is not None:  # open loop: its window is over, its last requests are awaited
+        elif self.window_end is not None:  # open loop: the window is over, its last requests are awaited
             if not self.pending():
                 self._end(self.stop_reason, self.window_end)
         elif self.window_start is not None and (reason := self._enough(at - self.window_start)):
@@ -179,7 +179,7 @@ class PointProgress:
         rule, n, c = self.rule, self.measured, self.concurrency or 1
         if rule.exactly is not None:
             return f"all {n} requests done" if n >= rule.exactly else None
-        # clients may move in waves: only after whole rounds is completions / seconds the rate
+        # clients may move in waves: completions / seconds is the rate only after whole rounds
         if n % c:
             return None
         if n >= rule.max_requests:
@@ -200,7 +200,7 @@ class PointProgress:
             self.stop.set()
 
     def end_arrivals(self, what: str) -> None:
-        """Open loop: nothing more arrives, so the window ends; what of it is in flight is waited for."""
+        """Open loop: no more arrivals, so the window ends; its requests in flight are awaited."""
         if self.window_start is not None and self.window_end is None:
             self.stop_reason = f"{what} reached"
             self._close_window(now())
@@ -208,22 +208,22 @@ class PointProgress:
                 self._end(self.stop_reason, self.window_end or now())
 
     def out_of_time(self, what: str) -> None:
-        """End the point where nothing else has ended it; what: the limit that was reached."""
+        """End the point if nothing else has; what: the limit that was reached."""
         if not self.stop.is_set():
             late = f"{what} reached" + (" in warm-up" if self.window_start is None else "")
             self._end(f"{self.stop_reason}, then {late}" if self.stop_reason else late, self._last_round())
 
     def _last_round(self) -> float:
-        """Closed loop: the time at which the last whole round ended (the last request, if there was none)."""
+        """Closed loop: the end of the last whole round, or of the last request if there was none."""
         return now() if self.open_loop or self._round_end is None else self._round_end
 
     def broke(self, fault: BaseException) -> None:
-        """End the point by a fault, which Loop.stage raises."""
+        """End the point with a fault, which Loop.stage raises."""
         self.fault = self.fault or fault
         self._end("fault", now())
 
     def finalize(self, reply: Reply) -> None:
-        """A request that the end of the point cut off."""
+        """Store a request that was cut off by the point's end."""
         self.in_flight.discard(reply)
         reply.phase = self._phase(reply) if self.open_loop else "drain"
         reply.stream.finish()
