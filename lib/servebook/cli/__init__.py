@@ -1,4 +1,4 @@
-"""The command `servebook`: parses, calls one package, prints. A fault the user can fix is one line."""
+"""The command `servebook`: parses, calls one package, prints. User errors are one line."""
 
 from __future__ import annotations
 

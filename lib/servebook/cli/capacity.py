@@ -1,4 +1,4 @@
-"""`servebook capacity`: what every engine of a run carries under its slo, on the terminal. Needs no GPU."""
+"""`servebook capacity`: what every engine of a run carries within its slo, on the terminal. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def main(
 def requests_of(
     run: params.RunParams, name: str | None, prompt_tokens: str | None, output_tokens: str | None
 ) -> Workload:
-    """What the requests look like. Raises ServebookError for a name or lengths that are none."""
+    """The requests. Raises ServebookError for an unknown workload or invalid lengths."""
     if name is not None:
         if prompt_tokens or output_tokens:
             raise ServebookError("would be ignored", "--prompt-tokens, --output-tokens", "The workload tells them")
@@ -86,7 +86,7 @@ def requests_of(
 def text(
     rows: list[dict[str, Any]], prompt: int, output: int, run: params.RunParams, learned: bool, *, alike: bool = True
 ) -> str:
-    """A line a case: the largest C and rate of which 90 % of requests meet the slo, output rate, cost."""
+    """One line per case: the largest C and rate at which 90 % of requests meet the slo, output rate, cost."""
     targets = [f"{k.removesuffix('_s').upper()} ≤ {v:g} s" for k, (v, _) in run.slo.limits.items()]
     source = "calibrated on the stored C = 1 points" if learned else "from the datasheet alone"
     tokens = f"{prompt} in, {output} out{'' if alike else ' on average'}"

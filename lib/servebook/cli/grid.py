@@ -1,4 +1,4 @@
-"""`servebook grid`: one parameter file a point of a grid, for machines that each run one (skypilot/launch.py)."""
+"""`servebook grid`: one parameter file per point of a grid, for machines that each run one (skypilot/launch.py)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ..hardware import catalog as hardware
 def write_grid(base: Path, settings: Sequence[str], into: Path) -> list[Path]:
     """Write `base` once for every combination of the settings and return the files, in order.
 
-    settings: "KEY=A,B", KEY being a path of keys ("engines.vllm.max_num_seqs") and the values YAML. Every file is
-    validated as a whole before the first is written; its run is named base's run and the values (where a setting names
-    the run, that and the values of which there are several). Raises ServebookError
-    for a key that leads nowhere, a value that does not fit, or two combinations of one name.
+    settings: "KEY=A,B", KEY being a path of keys ("engines.vllm.max_num_seqs") and the values YAML. All files are
+    validated before the first is written. A file's run is named base's run and the values (if a setting names the run,
+    that name and the values that vary). Raises ServebookError for an unknown key, an invalid value, or two combinations
+    with the same name.
     """
     params.load(base)
     text = base.read_text(encoding="utf-8")
@@ -47,7 +47,7 @@ def write_grid(base: Path, settings: Sequence[str], into: Path) -> list[Path]:
             one = params.loads(body, base=into)
             if one.hardware.gpu != "detect":
                 hardware.resolve(one.hardware)  # a name that no catalog entry has
-        except ServebookError as error:  # a line of a file that is not written would help nobody
+        except ServebookError as error:  # a line number of a file that is not written would not help
             raise ServebookError(error.what, f"{base} with {told}", error.fix) from None
     for run, content in made.items():
         files.write_text(into / f"{run}.yaml", content)
@@ -78,14 +78,14 @@ def _set(data: dict[str, Any], key: list[str], value: Any) -> None:
         raise ServebookError(f"{'.'.join(key)} leads nowhere", "--set", f"{key[-2]} holds no keys")
     if key in (["hardware", "gpu"], ["hardware", "figures"]):
         here.pop("figures" if key[-1] == "gpu" else "gpu", None)
-    if key == ["model", "config"] or key == ["model", "hub"]:  # one source of the model takes the other's place
+    if key == ["model", "config"] or key == ["model", "hub"]:  # a new source of the model replaces the old one
         for other in ("hub", "path", "config"):
             here.pop(other, None)
     here[key[-1]] = value
 
 
 def _keep_path(data: dict[str, Any], base: Path, into: Path) -> None:
-    """Relative paths of the model and of traces start from the parameter file, which now stands elsewhere."""
+    """Relative paths of the model and of traces start at the parameter file, which is in another folder now."""
     workloads = [w for w in (data.get("workloads") or {}).values() if "trace" in w]
     for holder, key in [(data["model"], "path"), *((w, "trace") for w in workloads)]:
         path = holder.get(key)
@@ -94,7 +94,7 @@ def _keep_path(data: dict[str, Any], base: Path, into: Path) -> None:
 
 
 def _left_out(data: dict[str, Any], axes: list[tuple[list[str], list[Any]]], values: Sequence[Any]) -> str:
-    """Take the base's price away from another GPU than the base's, unless a setting gives one; the comment on it."""
+    """Remove the base's price and its comment for another GPU, unless a setting gives a price."""
     given = {".".join(key): value for (key, _), value in zip(axes, values, strict=True)}
     gpu, old = given.get("hardware.gpu"), data.get("hardware")
     if not isinstance(old, dict) or gpu in (None, old.get("gpu")) or "hardware.price_per_hour" in given:
@@ -111,12 +111,12 @@ def _told(axes: list[tuple[list[str], list[Any]]], values: Sequence[Any]) -> lis
 
 
 def _telling(axes: list[tuple[list[str], list[Any]]], values: Sequence[Any]) -> list[tuple[list[str], Any]]:
-    """The settings that tell a combination from the others; all of them where none names the run."""
+    """The settings that vary between the combinations; all if none names the run."""
     named = any(key == ["run"] for key, _ in axes)
     pairs = zip(axes, values, strict=True)
     return [(key, value) for (key, of), value in pairs if key != ["run"] and (len(of) > 1 or not named)]
 
 
 def _word(value: Any) -> str:
-    """A value as a part of a run's name."""
+    """A value as part of a run's name."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", str(value)).strip("-.")

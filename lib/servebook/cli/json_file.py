@@ -1,6 +1,6 @@
-"""Where `--json` goes: a file that is replaced in one step, or what else stands at that name, which is written into.
+"""The target of `--json`: a file that is replaced atomically, or a pipe or device that is written to.
 
-Opened before anything is measured, so that a name that cannot be written costs nothing.
+It is opened before anything is measured, so that an unwritable name costs nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _STANDARD = {"-": 1, "/dev/stdout": 1, "/dev/stderr": 2}
 
 
 class JsonFile:
-    """The target of --json. Raises ServebookError at once where it cannot be written.
+    """The target of --json. Raises ServebookError at once if it is not writable.
 
-    A plain file, or one that a link names, holds what there is after every `write`; a pipe or a device gets the last
-    value once, at `close`. on_stdout: the JSON goes to standard output, so that nothing else may.
+    A plain file, or a link's target, contains all results after every `write`; a pipe or a device gets the final value
+    once, at `close`. on_stdout: the JSON goes to standard output, so nothing else may be printed there.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +41,7 @@ class JsonFile:
             elif path.exists() and not path.is_file():
                 self._pipe = self._open_special()
             else:
-                self._path = path.resolve()  # a link stays, what it names is replaced
+                self._path = path.resolve()  # a link stays, its target is replaced
                 self._try()
         except OSError as error:
             raise ServebookError(
@@ -61,14 +61,14 @@ class JsonFile:
         return self._path.open("w", encoding="utf-8")
 
     def _try(self) -> None:
-        """Whether a file can be made beside it, and put into its place."""
+        """Check that a file can be created beside it and renamed to it."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         scratch = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
         scratch.write_bytes(b"")
         scratch.unlink()
 
     def write(self, value: Any) -> None:
-        """Keep a value. Raises ServebookError where it cannot be kept."""
+        """Store a value. Raises ServebookError if that fails."""
         self._value = value
         if self._pipe is None:
             try:
@@ -77,7 +77,7 @@ class JsonFile:
                 raise ServebookError(error.what, str(self._path), "The figures above are all that is kept") from None
 
     def close(self) -> None:
-        """Write what a pipe or a device is still to get."""
+        """Write the final value to a pipe or a device."""
         if self._pipe is None:
             return
         try:
@@ -90,7 +90,7 @@ class JsonFile:
 
 
 def _descriptor(name: str) -> int | None:
-    """The file descriptor that a name stands for: opening /dev/stdout anew would write over what went there before."""
+    """The file descriptor of a name: opening /dev/stdout anew would overwrite earlier output."""
     match = _DESCRIPTOR.fullmatch(name)
     return int(match[1]) if match else _STANDARD.get(name)
 

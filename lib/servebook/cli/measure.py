@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     o = measure_options.read(argv)
     api_key = secrets.key_of(o.api_key_env, "--api-key-env")
     run = _Run(o, model="", api_key=api_key)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on there may be something to keep
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on there may be results to keep
     try:
         with contextlib.ExitStack() as ending:
             if o.json:
@@ -68,14 +68,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class _Run:
-    """The points of one command: measured one after the other, each kept and printed at once."""
+    """The points of one command: measured one after the other, each stored and printed at once."""
 
     def __init__(self, o: argparse.Namespace, *, model: str, api_key: str | None) -> None:
         self.o, self.model, self.api_key = o, model, api_key
         self.points: list[MeasuredPoint] = []
         self.json: JsonFile | None = None
-        self.guessed_of = 0  # models that the server listed, where none was named
-        self.pipe_closed = False  # nobody reads what is printed any more
+        self.guessed_of = 0  # models that the server listed, if none was given
+        self.pipe_closed = False  # the reader of the output has gone
         self.load = Load(
             jitter_s=o.jitter, max_seconds=o.max_seconds, request_timeout_s=o.timeout,
             seed=random.SystemRandom().getrandbits(31) if o.seed is None else o.seed,
@@ -83,7 +83,7 @@ class _Run:
         )  # fmt: skip
 
     def measure(self) -> None:
-        """Measure one point, or one ramp, after the other."""
+        """Measure the points or ramps one after the other."""
         o = self.o
         for stages in [o.specs] if o.ramp else [[spec] for spec in o.specs]:
             measured = measure_ramp_sync(
@@ -112,7 +112,8 @@ class _Run:
                 return
 
     def _keep(self) -> None:
-        """After every point: the next may not come to its end. Before it is printed: whoever reads may be gone."""
+        """Called after every point, because the next may not finish. It stores before it prints, because the reader may
+        have gone."""
         if self.json:
             stored = [p.to_json() for p in self.points]
             self.json.write(stored if len(self.o.specs) > 1 else stored[0])
@@ -126,7 +127,7 @@ class _Run:
                 if position == 0:
                     print(_measured(self.points[0], self.guessed_of), file=out)
                 _print(self.points[position], header=position == 0, out=out)
-        except BrokenPipeError:  # what is kept goes on being kept
+        except BrokenPipeError:  # results are still stored
             self.pipe_closed = True
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
@@ -167,7 +168,7 @@ def _print(point: MeasuredPoint, *, header: bool, out: TextIO) -> None:
 
 
 def _details(p: MeasuredPoint) -> Iterator[str]:
-    """What the table has no room for, a line each."""
+    """Further details, one line each."""
     if p.seconds:
         yield f"measured for {p.seconds:.1f} s: {p.stop_reason}"
     if p.decode_tok_per_s:

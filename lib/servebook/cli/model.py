@@ -1,4 +1,4 @@
-"""`servebook model`: what a model is and whether it fits, on the terminal. Needs no GPU, and for a file no network."""
+"""`servebook model`: describes a model and whether it fits a GPU. Needs no GPU, and for a file no network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..predictor import fit
 
 
 def main(options: Namespace) -> int:
-    """Print every model that can be read; 1 where one cannot."""
+    """Print every model that can be read; 1 if one cannot."""
     gpu = catalog.resolve(HardwareParams(gpu=options.gpu)) if options.gpu else None
     for option, value in (("--gpus", options.gpus), ("--context", options.context)):
         if value is not None and value < 1:
@@ -67,7 +67,7 @@ def shape_of(source: str, dtype: str, quantization: str | None, kv_cache_dtype: 
 
 
 def text(report: dict[str, Any], shape: ModelShape) -> str:
-    """A few lines for people."""
+    """The description as text."""
     gib = 2**30
     r, size = report, f"{report['parameters'] / 1e9:,.2f}e9 parameters"
     if r["active_parameters"] != r["parameters"]:

@@ -1,4 +1,4 @@
-"""`servebook predict`: predictions of a run on the terminal, scored where measured points are given. Needs no GPU."""
+"""`servebook predict`: a run's predictions on the terminal, scored if measured points are given. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..predictor import predict
 from ..run.book import Book, find_params
 from ..run_folder import published
 
-# metric → how it is shown
+# metric → (factor, heading)
 SHOWN: dict[Metric, tuple[float, str]] = {
     "ttft_s": (1e3, "TTFT ms"),
     "tpot_s": (1e3, "TPOT ms"),
@@ -65,9 +65,9 @@ def errors(predicted: Iterable[PredictedPoint], measured: Iterable[MeasuredPoint
 
 
 def text(predicted: list[PredictedPoint], measured: list[MeasuredPoint]) -> str:
-    """A table with a line a point: predicted with its 80 % interval; where points were measured, predicted beside
-    measured with the error, marked * where the measured value lies outside the interval."""
-    # the posts' tables tell the decode rate or the output rate
+    """A table with one line per point: predicted with its 80 % interval; for measured points predicted, measured and
+    the error, marked * if the measured value lies outside the interval."""
+    # the posts' tables have the decode rate or the output rate
     rate: Metric = "output_tok_per_s"
     if measured and not any(m.measured(rate) for m in measured):
         rate = "decode_tok_per_s"

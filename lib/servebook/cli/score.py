@@ -1,4 +1,4 @@
-"""`servebook score`: results of another load generator against what the hardware should do. Needs no GPU."""
+"""`servebook score`: compares another load generator's results with the prediction. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..scoring.tool_scores import NAMES, ToolScore, score_result
 def main(
     params: str, measured: Path, *, engine: str | None, workload: str | None, html: Path | None, as_json: bool
 ) -> int:
-    """Predict every load of a file of results and print predicted against measured, per percentile."""
+    """Predict every load in a file of results and print predicted against measured, per percentile."""
     book = Book.open(params)
     name = engine or book.main_engine
     if name not in book.params.engines:
@@ -36,7 +36,7 @@ def main(
 
 
 def named_workload(params: RunParams, name: str) -> Workload:
-    """One of the run's workloads. Raises ServebookError where there is none of that name."""
+    """One of the run's workloads. Raises ServebookError for an unknown name."""
     known = params.workloads
     if name not in known:
         raise ServebookError(
@@ -46,7 +46,7 @@ def named_workload(params: RunParams, name: str) -> Workload:
 
 
 def text(score: ToolScore) -> str:
-    """One load: its conditions, a line a figure, and what the largest gap points to."""
+    """One load: its conditions, one line per figure, and the cause of the largest gap."""
     lines = [f"{score.result.tool}: {'; '.join(score.conditions)}"]
     lines += [f"  assumed: {line}" for line in score.assumed]
     if score.rows:

@@ -1,7 +1,7 @@
 """The exact requests of a load, from its seed: the client sends them, the predictor simulates them.
 
-Request number i's lengths, what its prompt shares, its place in a conversation and its arrival are functions of (seed,
-workload, i) alone. Which token ids stand for its streams of tokens is the client's matter.
+The lengths of request number i, its shared prompt parts, its place in a conversation and its arrival are functions of
+(seed, workload, i) alone. The client chooses the token ids.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from .points import PointSpec
     from .workloads import Workload
 
-ENDLESS = 1 << 40  # requests of a workload that has no end
+ENDLESS = 1 << 40  # requests planned for a workload without an end
 GROUP, UNIQUE = 2, 3  # kinds of shared streams: a group's prefix, one of a few prompts
 
 
 class Planned(NamedTuple):
-    """One request. prompt_tokens: with all that its conversation said before. shared: leading parts of its own prompt
-    that other requests have too, as (stream, tokens); what is left of its own prompt is new. hit_tokens: of a prompt
-    whose content is not modelled, the tokens that the prefix cache is said to hold."""
+    """One request. prompt_tokens: including its conversation so far. shared: leading parts of its own prompt that other
+    requests have, too, as (stream, tokens); the rest of its own prompt is new. hit_tokens: for a prompt whose content
+    is not modelled, the tokens assumed to be in the prefix cache."""
 
     prompt_tokens: int
     output_tokens: int
@@ -37,16 +37,16 @@ class Planned(NamedTuple):
     conversation: int | None = None
     turn: int = 0
     last_turn: bool = True
-    own_tokens: int = -1  # that its turn adds; -1: all of prompt_tokens
+    own_tokens: int = -1  # tokens added by its turn; -1: all of prompt_tokens
 
     @property
     def adds(self) -> int:
-        """Prompt tokens that are not what its conversation said before."""
+        """Prompt tokens beyond the conversation so far."""
         return self.prompt_tokens if self.own_tokens < 0 else self.own_tokens
 
 
 class RequestPlan(Sequence[Planned]):
-    """A workload's requests by their number; those of a conversation have numbers in a row (of a trace any)."""
+    """A workload's requests by number; those of a conversation have consecutive numbers (in a trace any)."""
 
     def __init__(self, workload: Workload, *labels: object) -> None:
         self.workload, self._labels = workload, labels
@@ -103,14 +103,14 @@ class RequestPlan(Sequence[Planned]):
 
     @cached_property
     def _followed(self) -> dict[int, int]:
-        """Of each request of a trace that another one follows in its conversation, that one."""
+        """For each request of a trace, the request that follows it in its conversation."""
         before = self._columns[2]
         at = (before >= 0).nonzero()[0]
         return dict(zip(before[at].tolist(), at.tolist(), strict=True))
 
     @cached_property
     def _first_turns(self) -> dict[int, tuple[int, int]]:
-        """(conversation, turn) of each request of a trace that belongs to one; a conversation's number is that of its
+        """(conversation, turn) of each request of a trace that belongs to one; a conversation has the number of its
         first request."""
         before = self._columns[2]
         found: dict[int, tuple[int, int]] = {}
@@ -161,7 +161,7 @@ class RequestPlan(Sequence[Planned]):
 
 
 class Part(Sequence[Planned]):
-    """Every so many-th request of a plan, from one on."""
+    """Every n-th request of a plan, from a given one on."""
 
     def __init__(self, plan: RequestPlan, every: int, offset: int) -> None:
         self._plan, self._every, self._offset = plan, every, offset
@@ -174,8 +174,8 @@ class Part(Sequence[Planned]):
 
 
 def of_point(spec: PointSpec, load: Load) -> RequestPlan | None:
-    """The requests of a point, None where all are of one length and share nothing. The same for every point of a
-    workload, so that points differ by their load alone."""
+    """The requests of a point, None if all have the same length and share nothing. They are the same for every point of
+    a workload, so that points differ by their load alone."""
     if spec.workload is None:
         return None
     if spec.workload.trace is None:
@@ -185,17 +185,17 @@ def of_point(spec: PointSpec, load: Load) -> RequestPlan | None:
 
 @lru_cache(maxsize=2)
 def _by_law(workload: Workload, seed: int, name: str) -> RequestPlan:
-    """Drawing lengths takes as long as a short simulation: the points of a workload share one plan."""
+    """Drawing lengths takes as long as a short simulation, so the points of a workload share one plan."""
     return RequestPlan(workload, seed, name)
 
 
 def arrival_labels(spec: PointSpec, load: Load) -> tuple[object, ...]:
-    """What a point's arrivals are a function of."""
+    """The labels that determine a point's arrivals."""
     return load.seed, spec.sweep, spec.engine, spec.point
 
 
 def due_times(spec: PointSpec, load: Load, count: int) -> np.ndarray:
-    """When the first `count` requests of an open loop, a burst or a trace are due, in seconds from its start."""
+    """Due times of the first `count` requests of an open loop, a burst or a trace, in seconds from its start."""
     if spec.kind == "trace":
         assert spec.workload is not None
         return spec.workload.rows().arrival_s[:count] / spec.speed

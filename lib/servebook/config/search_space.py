@@ -1,4 +1,4 @@
-"""What `servebook choose` searches: cards with their prices, how many, and the settings that it may turn."""
+"""What `servebook choose` searches: cards with their prices, how many, and the settings that it may change."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ Degrees = Annotated[list[Count], Field(min_length=1), Once]
 
 
 class SearchSpace(Strict):
-    """The `choose:` section of a parameter file. Everything has a default: a file needs none.
+    """The `choose:` section of a parameter file. Everything has a default.
 
-    gpus: the price of one card for an hour, by its name in the catalog; null takes the public list price. Without it
-    all cards of the catalog that have a list price are searched. confidence: the least probability of meeting the
-    service level. quantization, kv_cache_dtype: what may be tried beside the run's own; an 8-bit choice changes the
-    model's answers, which servebook does not measure.
+    gpus: price per hour of a card, by its catalog name; null: the public list price. Default: all cards of the catalog
+    with a list price. confidence: the least probability of meeting the service level. quantization, kv_cache_dtype:
+    alternatives to the run's own; an 8-bit format changes the model's answers, which servebook does not measure.
     """
 
     gpus: dict[str, Positive | None] = {}
     max_gpus: Count = MAX_GPUS  # over all replicas
-    gpus_per_machine: Count = 8  # that a replica is spread over at most
+    gpus_per_machine: Count = 8  # most GPUs of one replica
     confidence: Annotated[Share, Field(lt=1)] = CONFIDENCE
     tensor_parallel_size: Degrees = [1, 2, 4, 8]
     pipeline_parallel_size: Degrees = [1, 2]
-    data_parallel_size: Degrees = [1, 2, 4, 8]  # of a mixture of experts; a dense model's replicas are counted instead
+    data_parallel_size: Degrees = [1, 2, 4, 8]  # for a mixture of experts; a dense model uses more replicas instead
     quantization: Annotated[list[Literal["none", "fp8"]], Field(min_length=1), Once] = ["none", "fp8"]
     kv_cache_dtype: Annotated[list[Literal["auto", "fp8"]], Field(min_length=1), Once] = ["auto", "fp8"]
     max_num_batched_tokens: Degrees = [2048, 8192, 16384]

@@ -1,4 +1,4 @@
-"""The service level: limits on latencies, the percentile each holds for, and the load that must meet them."""
+"""The service level: limits on latencies, the percentile of each, and the load that must meet them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ TargetUsers = Annotated[int, Field(ge=0, le=20_000), AfterValidator(_above_zero)
 
 
 class TargetLoad(Strict):
-    """The load that a set-up must carry, over all replicas. Exactly one of rate_per_s (requests/s that arrive by
-    themselves), users (each sends its next request when its last one has ended), and trace_speed (the workload's trace
-    replayed, so many times as fast). workload: one of the run's; the first sweep's requests unless given."""
+    """The load that a set-up must carry, over all replicas. Exactly one of rate_per_s (arrivals per second), users
+    (each sends its next request when its last one has ended), and trace_speed (speed-up of the replayed trace).
+    workload: one of the run's; default: the first sweep's requests."""
 
     workload: Name | None = OneOf
     rate_per_s: TargetRate | None = OneOf
@@ -46,10 +46,11 @@ class TargetLoad(Strict):
 
 
 class Slo(Strict):
-    """The service level: limits that a request meets or not; None: no limit.
+    """The service level: limits on a request's latencies; None: no limit.
 
-    percentile: of the requests, so many percent must be within each limit (`servebook choose`); a limit may have its
-    own."""
+    percentile: share of requests, in percent, that must be within each limit (`servebook choose`); a limit may have its
+    own.
+    """
 
     ttft_s: Seconds | None = None
     tpot_s: Seconds | None = None

@@ -1,4 +1,4 @@
-"""YAML text into a pydantic model: whole, or refused with one line that names the key, its line and what was meant."""
+"""YAML text into a pydantic model, or one error line with the key, its line and the likely intention."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def validate(text: str, model: type[M], where: str, example: str = "params/demo.yaml") -> M:
-    """The model that the text describes; `where` names the text in messages, `example` what to compare it with.
+    """The model described by the text; `where` names the text in messages, `example` a file to compare with.
 
-    Raises ServebookError with line and key for text that is no YAML, a key that is unknown or given twice, and a value
-    that does not fit; the first fault is shown, unknown keys before others, with the number of further ones.
+    Raises ServebookError with line and key for invalid YAML, unknown or duplicate keys, and invalid values; it reports
+    the first fault, unknown keys first, and the number of further ones.
     """
     root, data = yaml_nodes.parse(text, where, example)
     if not isinstance(data, dict):
@@ -35,9 +35,9 @@ def validate(text: str, model: type[M], where: str, example: str = "params/demo.
 
 
 def _explain(fault: Any, root: yaml.Node | None, model: type[BaseModel]) -> tuple[str, int, str]:
-    """(what, line, fix) of one pydantic fault, found again in the YAML text."""
+    """(what, line, fix) of one pydantic fault, located in the YAML text."""
     node, line, keys = root, 1, []
-    tagged: set[int] = set()  # mappings whose kind the location has named: a field may be called the same
+    tagged: set[int] = set()  # mappings whose kind is part of the location: a field may have the same name
     for part in fault["loc"]:
         if isinstance(node, yaml.MappingNode):
             kind_of = next((v.value for k, v in node.value if k.value == "kind"), None)
@@ -90,7 +90,7 @@ def _explain(fault: Any, root: yaml.Node | None, model: type[BaseModel]) -> tupl
 
 
 def _listed(given: Any) -> str:
-    """What was meant by a value where a list belongs: a range such as 1-128 is its powers of two."""
+    """The likely intention of a value where a list belongs: a range such as 1-128 means its powers of two."""
     ends = re.fullmatch(r"\s*(\d+)\s*(?:-|–|\.\.|:|to)\s*(\d+)\s*", str(given))
     if ends is None:
         return str(given).strip("()[] ")
@@ -103,7 +103,7 @@ def _listed(given: Any) -> str:
 
 
 def _fields_at(loc: tuple[Any, ...], model: type[BaseModel]) -> set[str]:
-    """Valid names at a place in the model, following the types as pydantic did."""
+    """Valid names at a place in the model, following the types like pydantic."""
     here: Any = model.model_fields["root"].annotation if issubclass(model, RootModel) else model
     for part in loc:
         if isinstance(here, type) and issubclass(here, BaseModel):

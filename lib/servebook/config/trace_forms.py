@@ -33,9 +33,9 @@ KEYS = {
     "vllm_custom": ("prompt", "output_tokens"),
     "inference_perf": ("num_groups", "num_prompts_per_group", "system_prompt_len", "question_len", "output_len"),
 }
-MOONCAKE_TOKENS, TIMED_TOKENS = 512, 16  # of a hash id
+MOONCAKE_TOKENS, TIMED_TOKENS = 512, 16  # tokens per hash id
 MOST_TOKENS = 2**31 - 1
-MOST_REQUESTS = 10_000_000  # of a configuration that only counts them
+MOST_REQUESTS = 10_000_000  # for a configuration that only counts requests
 _TALKS = ("conversations", "conversation", "messages")
 _ANSWERS = ("gpt", "assistant", "chatgpt", "bing", "bard", "model", "bot", "ai")
 _ISO = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d+))? ?(Z|[+-]\d\d:?\d\d)?")
@@ -45,7 +45,7 @@ _MS_SINCE_1970 = 1e11  # as seconds it is the year 5138
 
 @dataclass(frozen=True)
 class TraceRow:
-    """One request of a trace. parts: what its prompt begins with, as (name of a stream of tokens, tokens)."""
+    """One request of a trace. parts: the beginning of its prompt, as (name of a token stream, tokens)."""
 
     line: int
     arrival_s: float | None
@@ -58,7 +58,7 @@ class TraceRow:
 def rows(
     records: Iterable[tuple[int, Any]], form: str | None, path: Path, tokens_per_word: float, notes: list[str]
 ) -> Iterator[TraceRow]:
-    """The requests of a file's lines; notes gathers what was assumed or left out. Raises ServebookError."""
+    """The requests of a file's lines; notes collects assumptions and omissions. Raises ServebookError."""
     left_out = 0
     for line, record in records:
         where = f"{path}, line {line}"

@@ -25,14 +25,14 @@ from .trace_forms import FORMATS, TraceRow
 __all__ = ["FORMATS", "Trace", "read"]
 
 OWN = "One request a line with arrival_s, prompt_tokens and output_tokens"
-Segments = tuple[tuple[int, int], ...]  # (stream of tokens, how many from its start)
+Segments = tuple[tuple[int, int], ...]  # (token stream, number of its first tokens)
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Requests in the order they arrive. times: whether arrival_s was told. before: the request of its conversation
-    that each one follows, -1 where none. shared: of each, the leading parts of its prompt that others share, () where
-    no prompt does. sha256: of the file. notes: what was assumed or left out."""
+    """Requests in the order they arrive. times: whether arrival_s is given. before: the previous request of each one's
+    conversation, -1 without one. shared: for each request, the leading parts of its prompt that others share, () if no
+    prompt does. sha256: of the file. notes: assumptions and omissions."""
 
     arrival_s: np.ndarray
     prompt_tokens: np.ndarray
@@ -47,13 +47,13 @@ class Trace:
         return len(self.arrival_s)
 
     def first(self, count: int) -> Trace:
-        """Only the first so many requests."""
+        """Only the first `count` requests."""
         cut = {k: getattr(self, k)[:count] for k in ("arrival_s", "prompt_tokens", "output_tokens", "before", "shared")}
         return replace(self, **cut)
 
     @property
     def shares(self) -> bool:
-        """Whether prompts begin with what was sent before."""
+        """Whether prompts begin with earlier sent tokens."""
         return any(self.shared) or bool((self.before >= 0).any())
 
 
@@ -70,7 +70,7 @@ def read(path: Path, form: str | None = None, *, tokens_per_word: float = 1.3) -
 
 
 def _records(text: str, path: Path) -> Iterator[tuple[int, Any]]:
-    """(line, what it holds) of a file, whichever of the kinds it is."""
+    """(line, content) of a file of any supported kind."""
     start = text.lstrip()[:1]
     if path.name.removesuffix(".gz").endswith((".yaml", ".yml")):
         yield from trace_forms.of_config(text, path)
@@ -85,7 +85,7 @@ def _records(text: str, path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _trace(rows: Iterable[TraceRow], path: Path, sha256: str, notes: list[str]) -> Trace:
-    """Rows one by one into columns: a million of them take a few dozen bytes each."""
+    """Rows collected into columns: a million rows take a few dozen bytes each."""
     arrivals, prompts, outputs, before = array("d"), array("q"), array("q"), array("q")
     parts: list[tuple[tuple[Hashable, int], ...]] = []
     last: dict[Hashable, int] = {}
@@ -123,7 +123,7 @@ def _trace(rows: Iterable[TraceRow], path: Path, sha256: str, notes: list[str]) 
 
 
 def _shared(parts: Sequence[tuple[tuple[Hashable, int], ...]], prompts: Sequence[int]) -> Sequence[Segments]:
-    """Of each prompt the leading parts that another one has too, with streams numbered from 0."""
+    """For each prompt the leading parts that others have, too, with streams numbered from 0."""
     seen: Counter[Hashable] = Counter(stream for row in parts for stream, _ in row)
     if not seen:
         return [()] * len(parts)
@@ -132,7 +132,7 @@ def _shared(parts: Sequence[tuple[tuple[Hashable, int], ...]], prompts: Sequence
     for row, left in zip(parts, prompts, strict=True):
         kept = []
         for stream, tokens in row:
-            if seen[stream] < 2 or left <= 0:  # what follows a part of its own is its own
+            if seen[stream] < 2 or left <= 0:  # what follows an unshared part is unshared
                 break
             kept.append((numbers.setdefault(stream, len(numbers)), min(tokens, left)))
             left -= tokens

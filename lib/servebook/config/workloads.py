@@ -1,4 +1,4 @@
-"""What the requests of a load look like: lengths, what prompts share, conversations, or a trace that tells it all."""
+"""The requests of a load: lengths, shared prompt parts, conversations, or a trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 from . import lengths, traces
 from .param_types import Count, Positive, Requests, Strict, unfit
 
-MEAN_OF = 4096  # requests that a workload's mean lengths are taken of
+MEAN_OF = 4096  # number of requests from which a workload's mean lengths are computed
 
 
 def _length(value: int | str) -> int | str:
@@ -29,17 +29,17 @@ OneOf = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class SharedPrefix(Strict):
-    """Leading tokens that the prompts of a group share; prompts go to the groups in turn."""
+    """Leading tokens shared by the prompts of a group; prompts are assigned to groups in turn."""
 
     tokens: Count
     groups: Count = 1
 
 
 class Workload(Strict):
-    """Requests by their lengths (prompt_tokens with the shared prefix, output_tokens), or those of a trace.
+    """Requests by their lengths (prompt_tokens includes the shared prefix), or those of a trace.
 
-    Lengths are counts or, in words, 100:1000 (uniform), normal:MEAN,SD[,LOW,HIGH] or lognormal:…. unique_prompts: so
-    many different prompts, sent in turn. turns: requests of a conversation, each with all before it in its prompt;
+    Lengths are counts or text: 100:1000 (uniform), normal:MEAN,SD[,LOW,HIGH] or lognormal:…. unique_prompts: number of
+    different prompts, sent in turn. turns: requests per conversation, each with the whole conversation in its prompt;
     prompt_tokens is what a turn adds.
     """
 
@@ -49,9 +49,9 @@ class Workload(Strict):
     unique_prompts: Count | None = OneOf
     turns: Count = 1
     trace: str | None = OneOf  # a file, relative to the parameter file
-    format: TraceForm | None = OneOf  # of the trace, where its lines do not tell
-    requests: Annotated[Requests, Field(gt=0)] | None = OneOf  # only the first so many of the trace
-    tokens_per_word: Positive = 1.3  # of a trace that has texts and no counts
+    format: TraceForm | None = OneOf  # of a trace whose lines do not give it
+    requests: Annotated[Requests, Field(gt=0)] | None = OneOf  # only the first N requests of the trace
+    tokens_per_word: Positive = 1.3  # of a trace with texts and no counts
     _base: Path = PrivateAttr(default=Path())
     _trace: traces.Trace | None = PrivateAttr(default=None)
     _laws: tuple[lengths.Length, lengths.Length] | None = PrivateAttr(default=None)
@@ -60,8 +60,7 @@ class Workload(Strict):
     def of(
         cls, prompts: lengths.Length, outputs: lengths.Length, *, shared_tokens: int = 0, turns: int = 1
     ) -> Workload:
-        """A workload by lengths that need no words; shared_tokens: leading tokens that all prompts share, of a shorter
-        one all."""
+        """A workload of plain lengths; shared_tokens: leading tokens shared by all prompts, at most the prompt."""
         prefix = SharedPrefix(tokens=shared_tokens) if shared_tokens else None
         workload = cls.model_construct(prompt_tokens=1, output_tokens=1, shared_prefix=prefix, turns=turns)
         workload._laws = prompts, outputs
@@ -69,7 +68,7 @@ class Workload(Strict):
 
     @classmethod
     def of_rows(cls, rows: traces.Trace) -> Workload:
-        """A workload of a trace that is no file."""
+        """A workload of a trace given as rows."""
         workload = cls.model_construct(trace="rows")
         workload._trace = rows
         return workload
@@ -95,7 +94,7 @@ class Workload(Strict):
         return self
 
     def __eq__(self, other: object) -> bool:
-        """By what was given; not by the folder that a trace was found in."""
+        """Compares the given settings, not the folder of the trace."""
         return isinstance(other, Workload) and self.__dict__ == other.__dict__
 
     def __hash__(self) -> int:
@@ -103,21 +102,21 @@ class Workload(Strict):
 
     @property
     def prompts(self) -> lengths.Length:
-        """How long prompts are."""
+        """The distribution of prompt lengths."""
         return self._laws[0] if self._laws else lengths.parse(str(self.prompt_tokens))
 
     @property
     def outputs(self) -> lengths.Length:
-        """How long answers are."""
+        """The distribution of output lengths."""
         return self._laws[1] if self._laws else lengths.parse(str(self.output_tokens))
 
     def at(self, base: Path) -> Workload:
-        """The same workload with its trace looked for in a folder."""
+        """The same workload with its trace in the given folder."""
         self._base = base
         return self
 
     def rows(self) -> traces.Trace:
-        """The trace, read once. Raises ServebookError for a file or a line that cannot be used."""
+        """The trace, read once. Raises ServebookError for an invalid file or line."""
         assert self.trace is not None
         if self._trace is None:
             read = traces.read(self._base / self.trace, self.format, tokens_per_word=self.tokens_per_word)
@@ -125,7 +124,7 @@ class Workload(Strict):
         return self._trace
 
     def first(self, count: int) -> Workload:
-        """Of a trace, its first so many requests."""
+        """The workload with only the first requests of its trace."""
         if count >= len(self.rows()):
             return self
         shorter = self.model_copy(update={"requests": count})
@@ -133,7 +132,7 @@ class Workload(Strict):
         return shorter
 
     def identity(self) -> dict[str, Any]:
-        """What the requests follow from, as JSON: the settings, and of a trace its content."""
+        """What determines the requests, as JSON: the settings, and a trace's content."""
         told = self.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude={"trace"})
         return told | ({"trace_sha256": self.rows().sha256} if self.trace else {})
 
@@ -150,11 +149,12 @@ class Workload(Strict):
             rows = self.rows()
             return max(1, round(float(rows.prompt_tokens.mean()))), max(1, round(float(rows.output_tokens.mean())))
         prompt, output = lengths.mean(self.prompts, MEAN_OF), lengths.mean(self.outputs, MEAN_OF)
-        prompt += (self.turns - 1) / 2 * (prompt + output)  # what was said before, over the turns of a conversation
+        prompt += (self.turns - 1) / 2 * (prompt + output)  # the conversation so far, averaged over its turns
         return max(1, round(prompt)), max(1, round(output))
 
     def longest_tokens(self) -> tuple[int, int]:
-        """(prompt, output) tokens of the request that needs the longest context; of laws their upper bounds."""
+        """(prompt, output) tokens of the request that needs the longest context; for distributions their upper
+        bounds."""
         if self.trace is not None:
             rows = self.rows()
             at = int((rows.prompt_tokens + rows.output_tokens).argmax())
@@ -164,7 +164,7 @@ class Workload(Strict):
 
     @property
     def repeats(self) -> bool:
-        """Whether prompts have beginnings that were sent before, so that cache hits are expected."""
+        """Whether prompts begin with earlier sent tokens, so that cache hits are expected."""
         if self.trace is not None:
             return self.rows().shares
         return bool(self.shared_prefix or self.unique_prompts or self.turns > 1)

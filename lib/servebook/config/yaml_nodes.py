@@ -1,4 +1,4 @@
-"""YAML text into plain values, with what YAML itself lets pass refused: each with its line, and in bounded time."""
+"""YAML text into plain values; dangerous YAML features are rejected with their line, in bounded time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 from ..common.errors import ServebookError
 
 LONGEST_TEXT = 1 << 18  # characters: PyYAML reads about a hundred thousand a second
-MOST_VALUES = 50_000  # with every alias written out
+MOST_VALUES = 50_000  # with all aliases expanded
 DEEPEST = 100
 _OCTAL = re.compile(r"[-+]?0[0-9_]+")
 _SIXTIES = re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?")
@@ -19,8 +19,8 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 def parse(text: str, where: str, example: str) -> tuple[yaml.Node | None, Any]:
-    """The text's nodes, which know their lines, and its value. Raises ServebookError for what is no YAML, or is YAML
-    that means something else than it says: keys given twice, octal and sexagesimal numbers, values without end."""
+    """The text's nodes, which know their lines, and its value. Raises ServebookError for invalid YAML, and for YAML
+    that is easily misread: duplicate keys, octal and sexagesimal numbers, endless values."""
     if len(text) > LONGEST_TEXT:
         raise ServebookError(f"is {len(text):,} characters long", where, f"At most {LONGEST_TEXT:,}")
     try:
@@ -41,15 +41,15 @@ def parse(text: str, where: str, example: str) -> tuple[yaml.Node | None, Any]:
 
 
 class _Checked:
-    """Walks the nodes once, however often aliases repeat them."""
+    """Walks every node once, however often aliases repeat it."""
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._sizes: dict[int, int] = {}  # values that a node stands for, aliases written out
+        self._sizes: dict[int, int] = {}  # number of values of a node, with aliases expanded
         self._open: set[int] = set()
 
     def check(self, node: yaml.Node) -> int:
-        """How many values the node stands for."""
+        """The number of values of the node."""
         if id(node) in self._open:
             raise self._fault(node, "an alias inside of what it names", "Write the value out")
         if (known := self._sizes.get(id(node))) is not None:
@@ -71,8 +71,9 @@ class _Checked:
         return size
 
     def _mapping(self, node: yaml.MappingNode) -> int:
-        # PyYAML lets a second key win in silence; a run that ignores half of its sweeps is a lost run. What a merge
-        # (<<) brings is overridden by the keys beside it: that is YAML.
+        # PyYAML silently uses the second of two equal keys, and half of the sweeps would be lost. Keys from a merge
+        # (<<)
+        # may be overridden by the keys beside it: that is YAML.
         seen: set[str] = set()
         size = 0
         for key, value in node.value:

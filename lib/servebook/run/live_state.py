@@ -1,4 +1,4 @@
-"""Where the measuring of a sweep stands, read from the run's folder while another thread writes it."""
+"""The progress of measuring a sweep, read from the run's folder while another thread writes it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ METRICS: tuple[Metric, ...] = ("ttft_s", "tpot_s")
 
 @dataclass
 class State:
-    """Where the measuring stands. done: (spec, its means) of every point of the sweep that is complete; now: the point
-    that is being measured, with the means so far over `rows` requests, of the warm-up as long as there is no other."""
+    """The progress so far. done: (spec, its means) of every complete point of the sweep; now: the point being measured,
+    with its means over `rows` requests; these are warm-up requests as long as there are no others."""
 
     done: list[tuple[PointSpec, Mapping[str, float | None]]]
     now: PointSpec | None
@@ -34,7 +34,7 @@ class State:
 
 
 class Follower:
-    """Follows a sweep on one engine through the run's folder. specs: which of its points are measured now."""
+    """Follows a sweep on one engine through the run's folder. specs: its points that are measured now."""
 
     def __init__(self, book: WorkingRun, specs: Sequence[PointSpec]) -> None:
         self.run_dir, self.todo = book.dir, list(specs)
@@ -44,18 +44,20 @@ class Follower:
         self.said, self.engine_is_up = "", False
         self.began = time.monotonic()
         self._points: dict[str, Mapping[str, float | None]] = {}
-        self._before = {s.point: self._stored(s) for s in self.todo}  # measured again: what stands there is not it
+        self._before = {
+            s.point: self._stored(s) for s in self.todo
+        }  # measured again: the stored file is an earlier attempt's
         self._tail: _Tail | None = None
         self._now: PointSpec | None = None
         self._now_began = self.began
 
     def hear(self, text: str) -> None:
-        """A line of progress; the first of a point says that the engine serves."""
+        """Receive a line of progress; the first line of a point means that the engine answers."""
         self.said = text
         self.engine_is_up = self.engine_is_up or ": " in text
 
     def look(self) -> State:
-        """Read what has come since the last look."""
+        """Read new data since the last call."""
         left = [s for s in self.todo if not self._complete(s)]
         now = left[0] if left and self.engine_is_up else None
         if now is not self._now:
@@ -66,7 +68,7 @@ class Follower:
         return State(done, now, means, rows, warm, self._left(left), self.said)
 
     def interrupted(self) -> str:
-        """What an interruption leaves, in one line."""
+        """What an interruption keeps, on one line."""
         state = self.look()
         kept = len(self.todo) - sum(not self._complete(s) for s in self.todo)
         rows = self._tail.rows if self._tail else 0
@@ -74,7 +76,7 @@ class Follower:
         return f"{self.sweep} {self.engine}: interrupted with {kept} of {len(self.todo)} points done{of_now}"
 
     def _left(self, left: Sequence[PointSpec]) -> float | None:
-        """Seconds of measuring by the frozen predictions."""
+        """Seconds of measuring left, by the frozen predictions."""
         known = [self.predicted[s.point] for s in left if s.point in self.predicted]
         walls = [p["wall_s"] for p in known if "wall_s" in p]
         if not walls or len(walls) < len(left):
@@ -107,13 +109,13 @@ class _Tail:
 
     @property
     def rows(self) -> int:
-        """Answers read so far, the warm-up's among them."""
+        """Answers read so far, including the warm-up's."""
         return sum(self.count.values())
 
     def read(self) -> tuple[dict[str, float | None], int, bool]:
         """(means, number of requests, whether they are the warm-up's)"""
         with contextlib.suppress(OSError):
-            if self.path.stat().st_mtime >= self.began - 2 * EVERY_S:  # else an earlier attempt's
+            if self.path.stat().st_mtime >= self.began - 2 * EVERY_S:  # otherwise they are an earlier attempt's
                 with self.path.open("rb") as rows:
                     rows.seek(self.offset)
                     data = rows.read()

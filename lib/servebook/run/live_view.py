@@ -1,6 +1,6 @@
-"""The picture of a live run: a bar, the figures so far, and two small plots, as strings of HTML and SVG.
+"""The display of a live run: a bar, the figures so far, and two small plots, as HTML and SVG text.
 
-Drawn by hand and not by matplotlib: it is drawn once a second beside a load generator that wants the processor.
+It does not use matplotlib, because it is drawn once per second beside a load generator that needs the processor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAMES: dict[Metric, str] = {"ttft_s": "TTFT", "tpot_s": "TPOT"}
 
 
 def progress(follower: Follower, state: State, lines: Sequence[str]) -> lab_html.Page:
-    """What a cell shows while a sweep is measured."""
+    """The content of a cell while a sweep is measured."""
     done, of = len(state.done), len(follower.specs)
     left = f", about {words.seconds(state.left_s, 2)} of measuring left" if state.left_s else ""
     head = f"{follower.sweep} on {follower.engine}: {done} of {of} points{left}"
@@ -73,7 +73,7 @@ def _tick(spec: PointSpec) -> str:
 
 
 def _plot(follower: Follower, state: State, metric: Metric) -> str:
-    """One metric over the sweep's points: predicted dashed, measured solid, the point of the moment hollow."""
+    """One metric over the sweep's points: predicted dashed, measured solid, the current point hollow."""
     specs = follower.specs
     place = {s.point: i for i, s in enumerate(specs)}
     said = [

@@ -1,7 +1,7 @@
-"""Measures what is missing of one sweep on one engine, and goes on where the engine fails.
+"""Measures the missing points of one sweep on one engine, and continues if the engine fails.
 
-The engine's failing costs the point it was at: the point is marked with the reason, and the engine started again for
-the next one. Where two points in a row are lost, the rest of the sweep is left out.
+A failing engine costs the point being measured: the point is marked with the reason, and the engine is started again
+for the next point. If two consecutive points are lost, the rest of the sweep is skipped.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from . import live
 from .working_run import WorkingRun
 
 NO_RESTART = "{engine} had failed and is not started again (restart_after_failure: false)"
-LOG_LINES = 8  # of an engine's log, kept with a point that it cost
+LOG_LINES = 8  # last lines of an engine's log, stored with a lost point
 
 
 def measure(book: WorkingRun, sweep: str, engine: str, *, progress: bool = True) -> None:
-    """Measure what is missing of one sweep on one engine; starts the engine only if something is."""
+    """Measure the missing points of one sweep on one engine; the engine is started only if there are any."""
     todo = book.point_status.todo(book.specs(engine, sweep))
     if todo:
         with (
@@ -34,16 +34,16 @@ def measure(book: WorkingRun, sweep: str, engine: str, *, progress: bool = True)
             live.watching(book, todo),
             contextlib.ExitStack() as running,
         ):
-            running.callback(results.write_points_csv, book.dir)  # an interruption's points too
+            running.callback(results.write_points_csv, book.dir)  # also points lost to an interruption
             _Measuring(book, engine, running, progress).run(todo)
 
 
 class Unanswered(Exception):
-    """A point of which no request was answered by an engine that is well."""
+    """No request of the point was answered, although the engine works."""
 
 
 class _Measuring:
-    """One sweep on one engine: `running` ends every server that this started."""
+    """One sweep on one engine; leaving `running` ends every server that this started."""
 
     def __init__(self, book: WorkingRun, engine: str, running: contextlib.ExitStack, progress: bool) -> None:
         self._book, self._engine, self._running, self._progress = book, engine, running, progress
@@ -72,8 +72,8 @@ class _Measuring:
                 except ServebookError as error:
                     self._lose(todo[k:], f"{engine} could not be started again: {error}")
                     break
-                started += time.monotonic() - restarting  # a limit is for measuring
-            unanswered: str | None = None  # the point is lost, the engine is not at fault
+                started += time.monotonic() - restarting  # the time limit applies to measuring only
+            unanswered: str | None = None  # the point is lost, but the engine works
             try:
                 why = self._point(spec, server, left_s)
             except Unanswered as error:
@@ -88,9 +88,9 @@ class _Measuring:
                 failed_in_a_row = 0
 
     def _point(self, spec: PointSpec, server: Any, left_s: float | None) -> str | None:
-        """Measure and store one point; why the engine failed, None where it did not.
+        """Measure and store one point; returns why the engine failed, None if it did not.
 
-        Raises Unanswered where it is well, and answered no request of the point all the same.
+        Raises Unanswered if the engine works but answered no request of the point.
         """
         book, name = self._book, f"{spec.sweep} {spec.engine} {spec.point}"
         if again := book.point_status.start(spec):
@@ -106,8 +106,8 @@ class _Measuring:
                     return str(why)
                 raise
             if (not point.requests or point.failures or point.hung) and (why := server.fault(self._answer_deadline_s)):
-                return str(why)  # what a dying server did is no point
-            if not point.requests:  # nothing was measured: it is not done
+                return str(why)  # results of a dying server are discarded
+            if not point.requests:  # nothing was measured: the point is not complete
                 raise Unanswered(f"answered no request: {point.stop_reason}")
             book.point_status.complete(spec, replace(point, wall_s=round(time.monotonic() - began, 3)))
             spent["what"] = MEASURING
@@ -140,7 +140,7 @@ class _Measuring:
 
     @property
     def _answer_deadline_s(self) -> float:
-        """How long one short request may take on an engine that nothing else loads any more."""
+        """How long one short request may take on an engine without other load."""
         return min(self._book.params.load.request_timeout_s, 60.0)
 
     def _lose(self, specs: list[PointSpec], why: str, log: list[str] | None = None) -> None:

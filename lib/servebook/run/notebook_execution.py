@@ -1,4 +1,4 @@
-"""Executes one notebook with papermill, and says in one line how it failed."""
+"""Executes one notebook with papermill, and reports a failure on one line."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def execute(
 ) -> None:
     """Run one notebook with papermill. A failure keeps the partial copy as NAME.failed.ipynb and raises ServebookError.
 
-    The finished copy appears under its name only when every cell ran, so that a failed notebook is never published.
-    A notebook whose kernel died is run once more: what it had measured is kept.
+    The finished copy appears under its name only if every cell ran, so a failed notebook is never published. A notebook
+    whose kernel died is run once more; its measured points are kept.
     """
     import papermill
     from jupyter_client.kernelspec import NoSuchKernel
@@ -28,7 +28,7 @@ def execute(
     if not source.exists():
         raise ServebookError("no such notebook", str(source), "Restore notebooks/ from the repository")
     unknown = set(parameters) - set(papermill.inspect_notebook(_literal(source)))
-    if unknown:  # papermill itself only warns, and runs with the defaults
+    if unknown:  # papermill only warns, and uses the defaults
         raise ServebookError(
             f"has no parameter {', '.join(sorted(unknown))}", source.name, "Add it to the cell tagged parameters"
         )
@@ -64,7 +64,7 @@ def execute(
     unrun = [
         i for i, c in enumerate(cells) if c["cell_type"] == "code" and c["source"] and c.get("execution_count") is None
     ]
-    if unrun:  # a cell that calls sys.exit(0), or a kernel that died, ends a notebook that papermill calls finished
+    if unrun:  # papermill reports success if a cell calls sys.exit(0) or the kernel died
         raise ServebookError(
             f"stopped before cell {unrun[0]} without an error", source.name, f"Open {partial} to see how far it came"
         )
@@ -72,7 +72,7 @@ def execute(
 
 
 def _literal(path: Path) -> str:
-    """A path as papermill leaves it alone: it fills in what stands in braces."""
+    """A path that papermill leaves unchanged: it fills in text in braces."""
     return str(path).replace("{", "{{").replace("}", "}}")
 
 
@@ -88,7 +88,7 @@ def _notebook_fault(source: Path, partial: Path, error: Exception) -> ServebookE
 
 
 def _failed_cell(source: Path, partial: Path) -> str:
-    """The notebook and the failed cell as its author counts, from 1, with the heading above it."""
+    """The notebook and the failed cell, counted from 1, with the heading above it."""
     try:
         ran = json.loads(partial.read_text(encoding="utf-8"))["cells"]
     except (OSError, ValueError):

@@ -30,12 +30,12 @@ NOTEBOOKS = ROOT / "notebooks"
 FIRST = ("00_preflight", "01_prediction")
 SERVING = "02_serving"
 LAST = ("07_analysis", "08_post")
-CHOICE = "choose"  # where the parameters ask for it
+CHOICE = "choose"  # only if the parameters ask for it
 
 
 @dataclass(frozen=True)
 class NotebookStep:
-    """One notebook execution: which notebook, with which parameters, into which executed copy."""
+    """One notebook execution: the notebook, its parameters, and its executed copy."""
 
     notebook: str
     parameters: dict[str, Any]
@@ -44,7 +44,7 @@ class NotebookStep:
 
     @property
     def copy_name(self) -> str:
-        """The executed copy's file name: notebook, sweep where the notebook is not named after it, engine."""
+        """The executed copy's file name: notebook, sweep if the notebook is not named after it, engine."""
         parts = [self.notebook]
         if self.sweep and not self.notebook.endswith(f"_{self.sweep}"):
             parts.append(self.sweep)
@@ -55,7 +55,7 @@ class NotebookStep:
 
 @dataclass
 class RunOutcome:
-    """What a run came to: the report if it was written, every fault (something is missing) and warning as one line."""
+    """The result of a run: the report if it was written, every fault (something is missing) and warning as one line."""
 
     report: Path | None = None
     faults: list[str] = field(default_factory=list)
@@ -63,7 +63,7 @@ class RunOutcome:
 
 
 def notebook_of(params: RunParams, sweep: str) -> str:
-    """The notebook that tells a sweep: the one named after it, else its kind's."""
+    """The notebook of a sweep: the one named after it, otherwise its kind's."""
     named = sorted(NOTEBOOKS.glob(f"*_{sweep}.ipynb"))
     return named[0].stem if named else params.sweeps[sweep].notebook_name
 
@@ -84,7 +84,7 @@ def steps(params: RunParams, params_path: str) -> list[NotebookStep]:
 
 
 def chapters(params: RunParams, params_path: str, copies: Path) -> list[Path]:
-    """The executed copies that become chapters, in order; a sweep's last copy holds every engine and stands for all."""
+    """The executed copies that become chapters, in order; of a sweep, the last copy, which shows all engines."""
     chosen: dict[tuple[str, str | None], Path] = {}
     for step in steps(params, params_path):
         copy = copies / step.copy_name
@@ -96,14 +96,13 @@ def chapters(params: RunParams, params_path: str, copies: Path) -> list[Path]:
 def run(params_path: str, *, only: str | None = None, command: list[str] | None = None) -> RunOutcome:
     """Execute a run, or one stage of it (`only`: a notebook's name or its number, or "report").
 
-    Raises ServebookError when a notebook fails on which all others build. An engine that cannot be started or fails,
-    and a notebook that measures or explains and fails, are faults of the outcome; the rest goes on. What is already
-    measured is not measured again.
+    Raises ServebookError if a notebook fails that all others need. Other failing notebooks, and engines that fail or
+    cannot be started, are faults of the outcome; the rest continues. Measured points are not measured again.
     """
     if not NOTEBOOKS.is_dir():
         raise ServebookError("the notebooks are not installed", str(NOTEBOOKS), "Run this in a checkout of servebook")
-    os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # the kernel of this Python, whatever else is called python3
-    os.environ.pop("JPY_SESSION_NAME", None)  # started from a notebook's cell, it is still not a person at work
+    os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # the kernel of this Python, not another one named python3
+    os.environ.pop("JPY_SESSION_NAME", None)  # started from a notebook's cell, it is not watched by a person
     book = Book.open(params_path, create=True)
     params_path = _from_anywhere(params_path)
     plan = steps(book.params, params_path)
@@ -134,16 +133,17 @@ def run(params_path: str, *, only: str | None = None, command: list[str] | None 
 
 
 def _from_anywhere(typed: str) -> str:
-    """A parameter file's path as the kernels find it, whose folder is notebooks/: from the checkout where it lies in
-    there (no page names this machine's folders), else from the root."""
+    """A parameter file's path for the kernels, whose working folder is notebooks/: relative to the checkout if it is
+    inside (pages do not name this machine's folders), otherwise absolute."""
     path = find_params(typed).resolve()
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
 def report(book: Book, params_path: str, *, url: str | None = None) -> Path:
-    """Render report.html, labbook.html and social.md from what is stored. Needs no engine and no GPU.
+    """Render report.html, labbook.html and social.md from stored data. Needs no engine and no GPU.
 
-    url: where the page will be published."""
+    url: where the page will be published.
+    """
     from ..report.render import render
     from ..report.social import write_social
 
@@ -178,7 +178,7 @@ def _execute(book: Book, plan: list[NotebookStep], progress: Progress, outcome: 
 
 
 class _Bench:
-    """What holds the hardware: no engine or one, started when something is to be measured on it."""
+    """The engine that uses the hardware, or none; it is started when something must be measured on it."""
 
     def __init__(self, book: Book, progress: Progress, outcome: RunOutcome) -> None:
         self._book, self._progress, self._outcome = book, progress, outcome
@@ -194,7 +194,7 @@ class _Bench:
         self.clear()
 
     def ready(self, name: str | None, sweeps: list[str | None]) -> bool:
-        """Have the engine that the next steps need, if any; False where it cannot be had."""
+        """Start the engine that the next steps need, if any; False if it cannot be started."""
         if name != self._name:
             self.clear()
         elif name and self._engine and not self._engine.alive():
@@ -215,20 +215,20 @@ class _Bench:
         return name not in self._unavailable
 
     def failed(self, name: str) -> None:
-        """End what still runs of an engine that failed; it is not started again where the parameters forbid that."""
+        """End the remaining processes of a failed engine; it is not started again if the parameters forbid that."""
         self.clear()
         if not self._book.may_restart(name):
             self._given_up.add(name)
             self._unavailable.add(name)
 
     def skip(self, step: NotebookStep) -> None:
-        """Mark a step's points as lost to an engine that is not started again."""
+        """Mark a step's points as lost because the engine is not started again."""
         if step.engine and step.engine in self._given_up:
             self._book.point_status.mark_rest_lost(step.engine, step.sweep, NO_RESTART.format(engine=step.engine))
             self._outcome.faults += self._book.point_status.faults(step.engine, step.sweep)
 
     def clear(self) -> None:
-        """End the engine, with everything it started, and see whether the GPU's memory is back."""
+        """End the engine with all its processes, and check that the GPU's memory is free again."""
         engine, self._engine = self._engine, None
         if engine is None:
             return
@@ -239,7 +239,7 @@ class _Bench:
 
 
 class Progress:
-    """The terminal's lines: step k/n, what is running, and the time left by the plan."""
+    """The terminal's output: step k/n, the current activity, and the time left by the plan."""
 
     def __init__(self, book: Book, total: int) -> None:
         self._book, self._total, self._k, self._what = book, total, 0, ""
@@ -254,7 +254,7 @@ class Progress:
         self._k = index + 1
 
     def say(self, what: str) -> None:
-        """A line: what begins now, and the time left."""
+        """Print what begins now, and the time left."""
         self._show_told()
         self._what = what
         left = self._book.seconds_left()
@@ -267,7 +267,7 @@ class Progress:
         self._print(f"[{self._k}/{self._total}] {text}")
 
     def close(self) -> None:
-        """Show what was still said, and stop following."""
+        """Print the remaining lines, and stop following."""
         self._ended.set()
         self._thread.join()
         self._show_told()
@@ -282,7 +282,7 @@ class Progress:
                 print(line, end="", file=sys.stderr, flush=True)
 
     def _show_told(self) -> None:
-        """What the notebooks said since: points that are done, measured again or lost, engines started again."""
+        """Print the notebooks' new messages: points complete, measured again or lost, engines started again."""
         with self._telling:
             for line in self._book.sessions.told():
                 self._print(f"[{self._k}/{self._total}] {line}")

@@ -14,9 +14,9 @@ from .notebook_execution import execute
 
 
 def replay_run(run_dir: Path, on_step: Callable[[str], None] = lambda _: None) -> None:
-    """Execute the notebooks of a stored run into its folder; on_step is told which begins.
+    """Execute the notebooks of a stored run into its folder; on_step gets each step's name.
 
-    Raises ServebookError where one fails.
+    Raises ServebookError if one fails.
     """
     run_dir = Path(run_dir).resolve()
     book = ReplayedRun.at(run_dir)
@@ -36,8 +36,8 @@ def replay_run(run_dir: Path, on_step: Callable[[str], None] = lambda _: None) -
 
 
 def out_of_date(book: Book) -> str | None:
-    """Why the executed notebooks do not show all that is stored; None where they do. A run that was interrupted has
-    points that no notebook came to, and no last chapters."""
+    """Why the executed notebooks do not show all stored data; None if they do. An interrupted run has points that no
+    notebook shows, and lacks the last chapters."""
     stored: dict[tuple[str, str], list[Path]] = {}
     for path in book.files.points():
         stored.setdefault(point_of(path)[:2], []).append(path)
@@ -46,7 +46,7 @@ def out_of_date(book: Book) -> str | None:
     for step in pipeline.steps(book.params, ""):
         copy = book.files.notebooks / step.copy_name
         if step.engine and not book.facts(step.engine):
-            continue  # never started: its points are told as missing
+            continue  # never started: its points are listed as missing
         if not copy.exists():
             return f"{step.copy_name} is missing"
         points = stored.get((step.sweep, step.engine), []) if step.sweep and step.engine else []

@@ -1,4 +1,4 @@
-"""A run that engines are started for and that points are measured into: what measuring needs of it."""
+"""A run that is being worked on: what measuring needs of it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..run_folder.stored_run import StoredRun
 
 
 class WorkingRun(StoredRun):
-    """A run's folder that is being worked on: engines, progress, what bounds a point's figures.
+    """A run's folder in use: engines, progress, limits on a point's figures.
 
-    listener: takes the lines of progress instead of the cell's output (see live.py).
+    listener: receives the lines of progress instead of the cell's output (see live.py).
     """
 
     listener: Callable[[str, bool], None] | None = None
@@ -27,7 +27,7 @@ class WorkingRun(StoredRun):
     # --- engines ------------------------------------------------------------------------------------------------
 
     def engine_names(self, only: str | None = None, sweep: str | None = None) -> list[str]:
-        """The engines a notebook works on: the one asked for, else all that take part in the sweep."""
+        """The engines that a notebook works on: the given one, otherwise all that take part in the sweep."""
         if only and only not in self.params.engines:
             raise ServebookError(f"no engine {only!r}", "ENGINE", f"This run has {', '.join(self.params.engines)}")
         asked = [only] if only else list(self.params.engines)
@@ -35,12 +35,12 @@ class WorkingRun(StoredRun):
 
     @contextlib.contextmanager
     def engine(self, name: str) -> Iterator[Any]:
-        """A running engine: the one this run already has, else a new one that ends with the block."""
+        """A running engine: the one of this run that already runs, otherwise a new one that ends with the block."""
         with self.start(name) as running:
             yield running
 
     def start(self, name: str) -> Any:
-        """A running engine as `engine` gives it, for the caller to stop."""
+        """A running engine, as `engine`; the caller must stop it."""
         if running := engines.join(self.dir, name):
             return running
         with self.sessions.spending(STARTING, engine=name):
@@ -50,7 +50,7 @@ class WorkingRun(StoredRun):
         return started
 
     def restart(self, name: str) -> Any:
-        """A new engine in place of one that failed, whoever of this run started that; for the caller to stop."""
+        """A new engine in place of one that failed, whoever in this run started it; the caller must stop it."""
         with self.sessions.spending(STARTING, engine=name):
             return engines.restart(self.params, name, self.dir, self.base)
 
@@ -65,7 +65,7 @@ class WorkingRun(StoredRun):
     # --- measuring ----------------------------------------------------------------------------------------------
 
     def vocab(self) -> range:
-        """Token ids that prompts are drawn from: the upper part, clear of the special ids at the bottom."""
+        """Token ids for prompts: the upper part, without the special ids at the bottom."""
         return range(min(1000, self.shape.vocab // 4), self.shape.vocab - self.shape.vocab // 64)
 
     def batching(self, engine: str) -> bool:
@@ -73,12 +73,12 @@ class WorkingRun(StoredRun):
         return self.params.engines[engine].continuous_batching
 
     def floors(self, spec: PointSpec) -> dict[str, float]:
-        """Times that no server on this hardware can beat: the point is invalid where a figure is below."""
+        """Times that no server on this hardware can beat: a point with a lower figure is invalid."""
         engine, facts = self.params.engines[spec.engine], self.facts(spec.engine)
         return floors(self.shape, self.gpu, engine, facts, prompt_tokens=spec.prompt_tokens)
 
     def tell(self, text: str, aloud: bool) -> None:
-        """Say what is being done: to whoever watches the run, and in the notebook if aloud."""
+        """Report the current activity, to other processes and, if aloud, in the notebook."""
         self.sessions.set_status(text)
         if aloud:
             self.sessions.tell(text)
@@ -88,7 +88,7 @@ class WorkingRun(StoredRun):
             print(text, flush=True)
 
     def begin_session(self, command: list[str] | None) -> None:
-        """Open a session of the pipeline and forget the engine failures of the last one."""
+        """Begin a session of the pipeline and delete the engine failures of the previous one."""
         for stale in self.files.engine_failures().values():
             stale.unlink()
         self.point_status.sync_with_params()

@@ -1,8 +1,8 @@
-"""Is this machine fit to run the book? Each check says what it found and, where that is not well, what to do.
+"""Checks whether this machine can run the book: each check reports what it found and how to fix it.
 
-The first six are the seams at which a rented GPU machine breaks (driver, nvcc, host compiler, C++, headers, ninja);
-the rest is what else has cost a run. What can be tried is tried, not looked up: programs are compiled and run, files
-written. Nothing is changed; without a GPU its checks are "skipped".
+The first six check what often breaks on a rented GPU machine (driver, nvcc, host compiler, C++, headers, ninja); the
+others check further causes of lost runs. Checks try things where possible: they compile and run programs and write
+files. They change nothing; without a GPU its checks are "skipped".
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CHECKS: dict[str, Callable[[Machine], Finding]] = {
 
 
 def run(run_params: params.RunParams | None, base: Path | None, run_dir: Path | None) -> list[Check]:
-    """All checks, in the order they are shown. Without params only the machine itself is looked at."""
+    """All checks, in display order. Without params only the machine itself is checked."""
     return checks_of(Machine(run_params, base, run_dir))
 
 
@@ -52,7 +52,7 @@ def checks_of(machine: Machine) -> list[Check]:
     def one(name: str) -> Check:
         try:
             status, detail, *fix = CHECKS[name](machine)
-        except Exception as error:  # a check that breaks must not hide the others
+        except Exception as error:  # a failing check must not hide the others
             status, detail, fix = "warn", f"could not be checked ({type(error).__name__}: {error})", ["Report this"]
         return Check(name, status, detail, fix[0] if fix else "")
 
@@ -61,7 +61,7 @@ def checks_of(machine: Machine) -> list[Check]:
 
 
 def text(checks: Iterable[Check]) -> str:
-    """The checks as lines for a terminal, each fault with its fix below it."""
+    """The checks as lines for a terminal, each fault followed by its fix."""
     marks = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL", "skipped": "–   "}
     checks, lines = list(checks), []
     for c in checks:
@@ -74,7 +74,7 @@ def text(checks: Iterable[Check]) -> str:
 
 
 def refuse(checks: Iterable[Check]) -> None:
-    """Raise ServebookError with the first failed check and its fix; nothing where all may go on."""
+    """Raise ServebookError with the first failed check and its fix, if any failed."""
     failed = [c for c in checks if c.status == "fail"]
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
@@ -82,7 +82,7 @@ def refuse(checks: Iterable[Check]) -> None:
 
 
 def warnings(run_params: params.RunParams, base: Path) -> list[str]:
-    """What a parameter file is free to ask for and had better be known before a run; one line each."""
+    """Warnings about allowed settings that the user should know before a run; one line each."""
     from ...model.reader import local_folder
 
     found, m = [], run_params.model
@@ -109,7 +109,7 @@ def warnings(run_params: params.RunParams, base: Path) -> list[str]:
 
 
 def _words(arguments: list[str]) -> list[str]:
-    """Arguments with --option=value as two."""
+    """The arguments, with --option=value as two words."""
     return [word for a in arguments for word in (a.split("=", 1) if a.startswith("--") else [a])]
 
 

@@ -1,4 +1,4 @@
-"""The GPU: the one the parameters mean, idle, cool, and nobody else's."""
+"""The GPU: the one in the parameters, idle, cool, and used by nobody else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLOWDOWNS = {
 
 
 def as_asked(m: Machine) -> Finding:
-    """Predictions are made for hardware.gpu: on another card every one of them is for nothing."""
+    """Predictions are made for hardware.gpu: on another card all of them are useless."""
     if m.params is None or m.params.hardware.gpu in (None, "detect"):
         return "skipped", "not applicable: the parameters name no card of the catalog"
     asked = hardware.resolve(m.params.hardware).name
@@ -36,7 +36,7 @@ def as_asked(m: Machine) -> Finding:
 
 
 def gpus_needed(engine: object) -> int:
-    """GPUs that one engine asks for."""
+    """Number of GPUs that one engine needs."""
     sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
     product = 1
     for size in sizes:

@@ -1,4 +1,4 @@
-"""What the checks look at (Machine) and what they say (Check)."""
+"""The input of the checks (Machine) and their results (Check)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMMAND_TIMEOUT_S = 7.0
 
 @dataclass(frozen=True)
 class Check:
-    """One check: `detail` is what was found, `fix` what to do where the status is warn or fail."""
+    """One check: `detail` is what was found, `fix` how to fix it if the status is warn or fail."""
 
     name: str
     status: Status
@@ -36,7 +36,7 @@ class Check:
 
 
 class Machine:
-    """The machine, and the run that it is to do, so that each finding has one place where it comes from."""
+    """The machine and the run, read once for all checks."""
 
     def __init__(self, run_params: params.RunParams | None, base: Path | None, run_dir: Path | None) -> None:
         self.params, self.base = run_params, base or Path.cwd()
@@ -50,7 +50,7 @@ class Machine:
 
     @cached_property
     def silent_driver(self) -> str | None:
-        """What the driver says where there is an NVIDIA device but no answer from it; None where all is in order."""
+        """The driver's message if there is an NVIDIA device but no answer; None if all is well."""
         if self._unseen:
             return self._unseen
         if self.gpu is not None or not (os.path.exists("/proc/driver/nvidia") or os.path.exists("/dev/nvidia0")):
@@ -84,14 +84,14 @@ class Machine:
 
     @cached_property
     def host_compiler(self) -> str:
-        """What nvcc calls: NVCC_CCBIN, or -ccbin in NVCC_PREPEND_FLAGS, else gcc."""
+        """The compiler that nvcc calls: NVCC_CCBIN, or -ccbin in NVCC_PREPEND_FLAGS, else gcc."""
         flags = " ".join(os.environ.get(v, "") for v in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"))
         given = re.findall(r"(?:-ccbin|--compiler-bindir)[ =]+['\"]?([^\s'\"]+)", flags)
         found = (given or [os.environ.get("NVCC_CCBIN") or "gcc"])[-1]
         return os.path.join(found, "gcc") if os.path.isdir(found) else found
 
     def output(self, *command: str, stdin: str = "", timeout_s: float = COMMAND_TIMEOUT_S) -> tuple[int, str]:
-        """Exit status and output of a command; status 127 where it cannot be run, 124 where it took too long."""
+        """Exit status and output of a command; status 127 if it cannot be run, 124 after a timeout."""
         try:
             done = subprocess.run(
                 command,
@@ -116,5 +116,5 @@ class Machine:
 
 
 def first_line(said: str) -> str:
-    """The first line of a program's output that says anything, cut to a terminal's width."""
+    """The first non-empty line of a program's output, cut to a terminal's width."""
     return next((line.strip() for line in said.splitlines() if line.strip()), "?")[:100]

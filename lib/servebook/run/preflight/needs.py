@@ -1,4 +1,4 @@
-"""What this run needs from outside: its ports, its model, its engines."""
+"""What this run needs from outside: ports, model, engines."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def hub_folder(hub: str) -> Path:
 
 
 def cached(wanted: params.ModelParams) -> bool:
-    """Whether the Hub's cache holds what the run needs of the model, in its revision: weights, or config.json alone."""
+    """Whether the Hub's cache has what the run needs of the model in its revision: weights, or config.json alone."""
     folder, revision = hub_folder(str(wanted.hub)), wanted.revision or "main"
     try:
         commit = (folder / "refs" / revision).read_text().strip()
@@ -84,7 +84,7 @@ def cached(wanted: params.ModelParams) -> bool:
 
 
 def to_fetch(wanted: params.ModelParams) -> bool:
-    """Whether a model of the Hub is not here and can be had."""
+    """Whether a Hub model is not cached but available."""
     return not cached(wanted) and hub_refusal(wanted) is None
 
 
@@ -93,7 +93,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def hub_refusal(wanted: params.ModelParams) -> tuple[str, str] | None:
-    """(why the Hub does not give us the model's config.json, what to do), None where it does."""
+    """(why the Hub refuses the model's config.json, how to fix it), None if it does not."""
     fetch = f"Check the network, or download it first: hf download {wanted.hub}"
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes"):
         return "the Hub is not asked (HF_HUB_OFFLINE is set)", fetch

@@ -28,7 +28,7 @@ def disk(m: Machine) -> Finding:
             weights_gb = 1.1 * model.load_shape(asked, m.base).weight_bytes / 1e9
             wanted.append(("weights", existing(needs.hub_folder(asked.hub)), weights_gb))
     by_disk: dict[int, list[tuple[str, Path, float]]] = {}
-    for need in wanted:  # two needs on one disk need their sum
+    for need in wanted:  # add up the needs on the same disk
         by_disk.setdefault(os.stat(need[1]).st_dev, []).append(need)
     short = []
     for on_it in by_disk.values():
@@ -64,14 +64,14 @@ def shared_memory(m: Machine) -> Finding:
 
 
 def temporary_folder(m: Machine) -> Finding:
-    """Kernels compiled at start are loaded from there and from the caches below the home folder."""
+    """Kernels compiled at start are loaded from there and from caches in the home folder."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     tried = []
     for folder, variable in ((Path(tempfile.gettempdir()), "TMPDIR"), (existing(caches), "XDG_CACHE_HOME")):
         fix = f"Set {variable} to a folder where programs may run"
         try:
             with tempfile.TemporaryDirectory(dir=folder, prefix=".preflight-") as inside:
-                # written by the shell: a child that another check starts would keep a file of ours busy
+                # written by the shell: a child process of another check would otherwise keep the file busy
                 status, said = m.output("sh", "-c", TRIAL, f"{inside}/true")
         except OSError as error:
             return "fail", f"{folder} is not writable ({error.strerror})", fix
@@ -84,7 +84,7 @@ def temporary_folder(m: Machine) -> Finding:
 
 
 def open_files(m: Machine) -> Finding:
-    """Client and servers raise their own limit to the hard one (load/runtime.py, engines/guard.py)."""
+    """Client and servers raise their own limit to the hard limit (load/runtime.py, engines/guard.py)."""
     largest = 1
     for sweep in m.params.sweeps.values() if m.params else ():
         given = getattr(sweep, "concurrency", 1)
@@ -109,5 +109,5 @@ def clock(m: Machine) -> Finding:
 
 
 def existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
+    """The folder, or its nearest existing parent."""
     return next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())

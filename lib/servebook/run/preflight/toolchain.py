@@ -1,4 +1,4 @@
-"""The six seams: driver, nvcc, nvcc's host compiler, C++, Python's headers, ninja. Each is used, not looked up."""
+"""The toolchain: driver, nvcc, its host compiler, C++, Python's headers, ninja. Each is tried, not only found."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .machine import NO_GPU, Finding, Machine, Status, first_line
 
 KERNEL = "__global__ void k(int *x) { *x = 1; }\nint main() { return 0; }"
 PROGRAM = "#include <string>\nint main() { return std::string().size(); }"
-# cuInit finds what NVML does not: a library of another driver, a device that may not be opened
+# cuInit finds faults that NVML does not: a mismatched library, a device that may not be opened
 CUDA = """
 import ctypes
 cuda, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
@@ -98,7 +98,7 @@ def cxx(m: Machine) -> Finding:
     status, said = m.output(m.cc, "-print-prog-name=cc1plus")
     if status:
         return bad, f"{m.cc} is not found: kernels are compiled at start", fix
-    # gcc hands C++ to cc1plus, which comes with g++ of its own version; the bare name is "not found"
+    # gcc passes C++ to cc1plus, which belongs to the g++ of the same version; its bare name means "not found"
     if "clang" not in m.cc and not os.path.isabs(said.strip()):
         status, version = m.output(m.cc, "-dumpversion")
         return bad, f"{m.cc} {version.strip()} has no cc1plus: g++ of that version is not installed", fix
@@ -131,7 +131,7 @@ def headers(m: Machine) -> Finding:
 
 
 def ninja(m: Machine) -> Finding:
-    # found as the engines' own processes will find it: beside the interpreter, then on PATH
+    # searched as the engines' processes do: beside the interpreter, then on PATH
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     found = shutil.which("ninja", path=path)
     if found is None:
