@@ -63,7 +63,8 @@ def _except(scheme: Scheme | None, kept: Iterable[str] | None, head: bool = Fals
 def _compressed(given: Mapping[str, Any], element_bytes: int) -> Quantization:
     groups = []
     for group in (given.get("config_groups") or {}).values():
-        scheme = _arguments(group.get("weights"), group.get("input_activations"), element_bytes)
+        container = str(group.get("format") or given.get("format") or "")
+        scheme = _arguments(group.get("weights"), group.get("input_activations"), element_bytes, container)
         groups.append((scheme, Names(t for t in group.get("targets") or ["Linear"] if t != "Linear"),
                        "Linear" in (group.get("targets") or ["Linear"])))  # fmt: skip
     ignored = Names(given.get("ignore"))
@@ -80,9 +81,9 @@ def _compressed(given: Mapping[str, Any], element_bytes: int) -> Quantization:
 
 
 def _arguments(
-    weights: Mapping[str, Any] | None, inputs: Mapping[str, Any] | None, element_bytes: int
+    weights: Mapping[str, Any] | None, inputs: Mapping[str, Any] | None, element_bytes: int, container: str
 ) -> Scheme | None:
-    """compressed-tensors' QuantizationArgs."""
+    """compressed-tensors' QuantizationArgs. container: the format, which says whether few bits are packed."""
     if not weights:
         return None
     bits, kind = int(weights.get("num_bits") or 8), str(weights.get("type") or "int")
@@ -104,10 +105,12 @@ def _arguments(
         scheme = replace(scheme, group=int(group or 128))
         if kind == "float" and bits == 4:
             scheme = replace(scheme, scale_bytes=1, extra_bytes=8 if strategy == "tensor_group" else 0)
-        elif kind == "int":
-            scheme = replace(scheme, extra_bytes=16)  # weight_shape
         elif kind == "float" and "uint8" in str(weights.get("scale_dtype")):
             scheme = replace(scheme, scale_bytes=1)
+    if kind == "int" and container in ("int-quantized", "naive-quantized"):
+        scheme = replace(scheme, bits=8)  # a byte each, however few bits they have
+    elif kind == "int" and (bits < 8 or in_bits == 16):
+        scheme = replace(scheme, words=True, extra_bytes=16)  # weight_shape
     zeros = kind == "int" and weights.get("symmetric") is False
     return replace(scheme, zeros=zeros, index=weights.get("actorder") in ("group", True))
 

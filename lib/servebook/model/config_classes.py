@@ -8,6 +8,7 @@ import ast
 import copy
 import dataclasses
 import inspect
+import re
 from functools import cache
 from typing import Any, ClassVar
 
@@ -64,12 +65,15 @@ class PreTrainedConfig:
 
     def __init__(self, **given: Any) -> None:
         rest = dict(given)
+        for name in sorted(_never_null(type(self)) & {k for k, v in given.items() if v is None}):
+            raise ValueError(f"{name} is null, which its class does not allow: give it a value or leave it out")
         for name, default in _fields(type(self)).items():
             setattr(self, name, rest.pop(name) if name in rest else default())
         self.__post_init__(**rest)
         kinds, layers = getattr(self, "layer_types", None), getattr(self, "num_hidden_layers", None)
         if isinstance(kinds, list | tuple) and isinstance(layers, int) and layers != len(kinds):
             raise ValueError(f"num_hidden_layers is {layers}, but layer_types has {len(kinds)} entries")
+        self.validate_architecture()
 
     def __post_init__(self, **rest: Any) -> None:
         rest = self.convert_rope_params_to_dict(**rest)
@@ -97,7 +101,7 @@ class PreTrainedConfig:
     def standardize_rope_params(self) -> None:
         return None
 
-    validate_rope = validate_layer_type = standardize_rope_params
+    validate_rope = validate_layer_type = validate_architecture = standardize_rope_params
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(type(self).attribute_map.get(name, name), value)
@@ -151,6 +155,16 @@ def _fields(cls: type) -> dict[str, Any]:
             else:
                 found[name] = lambda v=value: v
     return found
+
+
+@cache
+def _never_null(cls: type) -> frozenset[str]:
+    """Fields that transformers refuses a null for."""
+    found: dict[str, bool] = {}
+    for c in reversed(cls.__mro__):
+        if c not in (object, PreTrainedConfig):
+            found |= {n: not re.search("None|Optional|Any", str(k)) for n, k in inspect.get_annotations(c).items()}
+    return frozenset(n for n, never in found.items() if never)
 
 
 @cache

@@ -18,6 +18,7 @@ class Scheme:
     zeros: bool = False
     index: bool = False  # an int32 an input: the group that it belongs to
     extra_bytes: int = 0  # a matrix: global scales, shapes
+    words: bool = False  # packed into int32, as many whole elements a word as fit
     multiplies: str | None = None
 
     def stored_bytes(self, rows: int, columns: int) -> int:
@@ -28,8 +29,11 @@ class Scheme:
             scales = rows * -(-columns // self.group)
         else:
             scales = rows if self.group == 0 else 1
-        size = rows * columns * self.bits / 8 + scales * self.scale_bytes + self.extra_bytes
-        size += scales * self.bits / 8 if self.zeros else 0
+        weights, zeros = rows * columns * self.bits / 8, scales * self.bits / 8
+        if self.words:
+            fit = 32 // self.bits
+            weights, zeros = rows * -(-columns // fit) * 4, -(-rows // fit) * 4 * scales / rows
+        size = weights + scales * self.scale_bytes + self.extra_bytes + (zeros if self.zeros else 0)
         return int(size + (4 * columns if self.index else 0))
 
 

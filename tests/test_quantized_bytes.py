@@ -1,0 +1,73 @@
+"""Bytes of quantized matrices against those that the formats' own libraries write or allocate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from servebook.model import checkpoint_formats
+
+ROWS, COLUMNS = 1024, 2048
+
+
+def stored(given: dict[str, Any]) -> int:
+    found = checkpoint_formats.of(given, None, 2, "config.json")
+    scheme = found.choose("model.layers.0.mlp.down_proj", "mlp") if found else None
+    assert scheme is not None
+    return scheme.stored_bytes(ROWS, COLUMNS)
+
+
+def weights(bits: int, strategy: str, group: int | None = None, kind: str = "int", **more: Any) -> dict[str, Any]:
+    return {"num_bits": bits, "type": kind, "strategy": strategy, "group_size": group, "symmetric": True, **more}
+
+
+FP8, INT8 = {"num_bits": 8, "type": "float"}, {"num_bits": 8, "type": "int"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "inputs", "container", "written"),
+    [  # what compressed-tensors 0.17's ModelCompressor writes of a matrix of 1024 rows and 2048 columns
+        (weights(4, "group", 128), None, "pack-quantized", 1_081_360),  # W4A16
+        (weights(4, "group", 128, symmetric=False), None, "pack-quantized", 1_089_552),  # W4A16_ASYM
+        (weights(4, "group", 32, symmetric=False), None, "pack-quantized", 1_212_432),
+        (weights(4, "group", 128, actorder="group"), None, "pack-quantized", 1_089_552),
+        (weights(4, "channel"), None, "pack-quantized", 1_050_640),
+        (weights(2, "group", 128), None, "pack-quantized", 557_072),
+        (weights(3, "group", 128), None, "pack-quantized", 872_464),  # ten to a word
+        (weights(6, "group", 128), None, "pack-quantized", 1_712_144),  # five to a word
+        (weights(8, "channel", symmetric=False), None, "pack-quantized", 2_100_240),
+        (weights(8, "tensor"), None, "pack-quantized", 2_097_170),
+        (weights(8, "group", 128), None, "pack-quantized", 2_129_936),  # W8A16
+        (weights(4, "group", 128), INT8, "int-quantized", 2_129_920),  # W4A8: a byte each
+        (weights(8, "channel"), INT8, "int-quantized", 2_099_200),  # W8A8
+        (weights(8, "channel", kind="float"), FP8, "float-quantized", 2_099_200),  # FP8_DYNAMIC
+        (weights(8, "block", kind="float", block_structure=[128, 128]), FP8, "float-quantized", 2_097_408),  # FP8_BLOCK
+        (weights(8, "group", 128, kind="float"), None, "float-quantized", 2_129_920),
+        (weights(8, "group", 32, kind="float", scale_dtype="torch.uint8"), FP8, "mxfp8-quantized", 2_162_688),  # MXFP8
+        (weights(4, "group", 32, kind="float", scale_dtype="torch.uint8"), None, "mxfp4-pack-quantized", 1_114_112),
+        (weights(4, "tensor_group", 16, kind="float"), {"num_bits": 4, "type": "float"}, "nvfp4-pack-quantized",
+         1_179_656),
+    ],
+)  # fmt: skip
+def test_compressed_tensors_writes_as_many(
+    arguments: dict[str, Any], inputs: dict[str, Any] | None, container: str, written: int
+) -> None:
+    group = {"targets": ["Linear"], "weights": arguments, "input_activations": inputs}
+    for given in ({"config_groups": {"group_0": group}, "format": container},
+                  {"config_groups": {"group_0": {**group, "format": container}}, "format": "mixed-precision"}):  # fmt: skip
+        assert stored({"quant_method": "compressed-tensors", **given}) == written
+
+
+@pytest.mark.parametrize(
+    ("given", "allocated"),
+    [  # what vLLM 0.32's linear layer of as many rows and columns allocates before it rearranges
+        ({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}, 1_089_536),
+        # of a checkpoint without reordering it drops g_idx, four bytes a column
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}, 1_089_536 + 4 * COLUMNS),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1, "desc_act": False, "sym": True}, 1_051_136 + 4 * COLUMNS),
+        ({"quant_method": "modelopt", "quantization": {"quant_algo": "FP8"}}, 2_097_160),
+        ({"quant_method": "modelopt", "quantization": {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}}, 2_101_248),
+    ],
+)  # fmt: skip
+def test_vllm_allocates_as_many(given: dict[str, Any], allocated: int) -> None:
+    assert stored(given) == allocated
