@@ -53,8 +53,9 @@ def test_compressed_tensors_writes_as_many(
     arguments: dict[str, Any], inputs: dict[str, Any] | None, container: str, written: int
 ) -> None:
     group = {"targets": ["Linear"], "weights": arguments, "input_activations": inputs}
-    for given in ({"config_groups": {"group_0": group}, "format": container},
-                  {"config_groups": {"group_0": {**group, "format": container}}, "format": "mixed-precision"}):  # fmt: skip
+    of_all = {"config_groups": {"group_0": group}, "format": container}
+    of_the_group = {"config_groups": {"group_0": {**group, "format": container}}, "format": "mixed-precision"}
+    for given in (of_all, of_the_group):
         assert stored({"quant_method": "compressed-tensors", **given}) == written
 
 
@@ -63,8 +64,8 @@ def test_compressed_tensors_writes_as_many(
     [  # what vLLM 0.32's linear layer of as many rows and columns allocates before it rearranges
         ({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}, 1_089_536),
         # of a checkpoint without reordering it drops g_idx, four bytes a column
-        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}, 1_089_536 + 4 * COLUMNS),
-        ({"quant_method": "gptq", "bits": 4, "group_size": -1, "desc_act": False, "sym": True}, 1_051_136 + 4 * COLUMNS),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}, 1_089_536 + 4 * COLUMNS),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1, "desc_act": False}, 1_051_136 + 4 * COLUMNS),
         ({"quant_method": "modelopt", "quantization": {"quant_algo": "FP8"}}, 2_097_160),
         ({"quant_method": "modelopt", "quantization": {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}}, 2_101_248),
     ],

@@ -38,6 +38,7 @@ class PreTrainedConfig:
 
     attribute_map: ClassVar[dict[str, str]] = {}
     sub_configs: ClassVar[dict[str, Any]] = {}
+    never_null: ClassVar[frozenset[str]] = frozenset()
     model_type = ""
     base_model_tp_plan = None
     default_theta = 10000.0
@@ -53,6 +54,7 @@ class PreTrainedConfig:
 
     def __init_subclass__(cls, **_: Any) -> None:
         cls.__dataclass_fields__ = _fields(cls)  # type: ignore[attr-defined]
+        cls.never_null = _never_null(cls)
         if "__init__" in cls.__dict__:
             return
 
@@ -65,7 +67,7 @@ class PreTrainedConfig:
 
     def __init__(self, **given: Any) -> None:
         rest = dict(given)
-        for name in sorted(_never_null(type(self)) & {k for k, v in given.items() if v is None}):
+        for name in sorted(type(self).never_null & {k for k, v in given.items() if v is None}):
             raise ValueError(f"{name} is null, which its class does not allow: give it a value or leave it out")
         for name, default in _fields(type(self)).items():
             setattr(self, name, rest.pop(name) if name in rest else default())
@@ -157,7 +159,6 @@ def _fields(cls: type) -> dict[str, Any]:
     return found
 
 
-@cache
 def _never_null(cls: type) -> frozenset[str]:
     """Fields that transformers refuses a null for."""
     found: dict[str, bool] = {}
