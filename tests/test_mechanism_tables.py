@@ -40,6 +40,8 @@ def test_what_can_be_sold_is_the_last_concurrency_within_the_targets() -> None:
     assert found["concurrency"].to_dict() == {"p99": 2, "p50": 4}
     assert found["raw_to_sellable"].to_dict() == {"p99": 3.0, "p50": 1.5}
     assert serving.sellable(points, Slo()).empty
+    late = points.assign(ttft_p99_s=[0.1, 0.9, 0.4, 2.0])  # C = 4 passes by chance, after C = 2 failed
+    assert serving.sellable(late, Slo(ttft_s=0.5)).set_index("percentile")["concurrency"]["p99"] == 1
     none = serving.sellable(points, Slo(ttft_s=0.01))
     assert none["raw_to_sellable"].isna().all()
     assert "none" in mechanism_tables.sellable_table(points, Slo(ttft_s=0.01))

@@ -84,7 +84,8 @@ def mean_interval(values: Values, per_round: int = 1) -> Interval | None:
 
     Consecutive values are correlated (requests share batches), so they are grouped into consecutive batches whose means
     are nearly independent: 20 batches, or fewer so that a batch has at least 4 values; below 20 values each value is
-    its own batch. The result is the wider of the batch interval and the plain t interval.
+    its own batch. The result is the wider of the batch interval and the plain t interval, and does not go below zero
+    where no value does.
 
     per_round: number of clients that run in step, so that a latency depends on its place in the round. A batch is then
     a whole number of rounds, at most 20 batches. Below LEAST_ROUNDS the variation between rounds is unknown: no
@@ -101,7 +102,8 @@ def mean_interval(values: Values, per_round: int = 1) -> Interval | None:
     if batches >= (5 if per_round == 1 else LEAST_ROUNDS):
         means = np.array([b.mean() for b in np.array_split(x, batches)])
         half = max(half, t95(batches - 1) * float(means.std(ddof=1)) / math.sqrt(batches))
-    return Interval(m, m - half, m + half)
+    low = m - half
+    return Interval(m, max(low, 0.0) if x.min() >= 0 else low, m + half)
 
 
 def bootstrap_interval(

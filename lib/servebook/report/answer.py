@@ -10,6 +10,7 @@ import pandas as pd
 from ..charts import words
 from ..charts.style import engine_order
 from ..common import stats
+from ..common.reasons import ReasonCode
 from ..scoring import analysis, score
 from .baseline import Baseline
 from .headlines import RATES, card, compared, error_card, interval_words, rated
@@ -100,7 +101,9 @@ def _against_engine(both: pd.DataFrame, engine: str, rate: str, params: Any) -> 
     won = f"{one} gives {_factor(top['ratio'])} times the {name} rate of {two}"
     text = esc(f"{won} at {load(top)}: {rates(top)}") + mark
     if first["point"] != top["point"]:
-        text += esc(f"; {_factor(first['ratio'])} times at {load(first, short=True)}: {rates(first)}")
+        lengths = ["prompt_tokens", "output_tokens"]
+        same_lengths = all(first[k] == top[k] for k in lengths)
+        text += esc(f"; {_factor(first['ratio'])} times at {load(first, short=same_lengths)}: {rates(first)}")
         text += _doubt(first) or _doubt(first, "verdict_other")
     spans = [(top[f"{rate}_ci_low{tail}"], top[f"{rate}_ci_high{tail}"]) for tail in ("", "_other")]
     span = interval_words(*stats.ratio_interval(top["ratio"], *spans), "×")
@@ -138,7 +141,7 @@ def _rate(
     own: pd.DataFrame, frame: pd.DataFrame, engine: str, rate: str, params: Any, beside: Baseline | None
 ) -> tuple[str, list[str]]:
     """The most that the engine gave, and what a million tokens of it cost beside the other engines' cheapest."""
-    best, name = own.loc[own[rate].idxmax()], server_name(engine, params)
+    best, name = _highest(own, rate), server_name(engine, params)
     count = f", {best['requests']:,.0f} requests" if pd.notna(best["requests"]) else ""
     span = interval_words(best[f"{rate}_ci_low"], best[f"{rate}_ci_high"], "")
     mark = _doubt(best)
@@ -154,8 +157,9 @@ def _rate(
     if not price or rate != "output_tok_per_s":
         return f"{esc(text)}{mark}.", cards
     cost = million(best[rate], price)
-    same = frame[(frame["sweep"] == best["sweep"]) & (frame["engine"] != engine)]  # the same prompts and answers
-    others = [same.loc[i] for i in same.groupby("engine")[rate].idxmax()]
+    lengths = ["prompt_tokens", "output_tokens"]
+    same = frame[(frame[lengths] == best[lengths]).all(axis=1) & (frame["engine"] != engine)]
+    others = [_highest(points, rate) for _, points in same.groupby("engine")]
     each = [
         f"{currency} {money(million(o[rate], price))} with {server_name(str(o['engine']), params)} at its highest rate "
         f"({words.number(o[rate])} tokens/s at {load(o, short=True)})"
@@ -172,6 +176,15 @@ def _rate(
     spans = [f"95 % interval {money(low)} to {money(high)}"] if low > 0 and high < float("inf") else []
     cards.append(card(money(cost), currency, what, "; ".join([*spans, *each[:1]]), mark))
     return f"{esc(text)}{mark}. {esc(at_price)}{mark}{esc(beside_it)}.", cards
+
+
+def _highest(points: pd.DataFrame, rate: str) -> pd.Series[Any]:
+    """The point of the highest rate, of those whose requests in flight agree with their rate (Little's law) if any do:
+    a rate above what was asked is a backlog that is worked off."""
+    open_ = {ReasonCode.LITTLES_LAW, ReasonCode.SATURATED}
+    codes = points["reason_codes"] if "reason_codes" in points else pd.Series(None, index=points.index)
+    sound = points[[not (isinstance(c, list) and open_ & {ReasonCode(x) for x in c}) for c in codes]]
+    return (sound if len(sound) else points).loc[lambda p: p[rate].idxmax()]
 
 
 def _sure(final: pd.DataFrame, said: str) -> str:

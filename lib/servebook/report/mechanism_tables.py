@@ -303,14 +303,16 @@ def sellable_table(points: pd.DataFrame, slo: Any, *, percentile: str | None = N
     shown = columns({
         "Sweep": [r["sweep"] for r in rows], "Engine": [r["engine"] for r in rows],
         "Percentile": [r["percentile"] for r in rows],
-        "Last C that passes": ["none" if pd.isna(r["concurrency"]) else f"{r['concurrency']:.0f}" for r in rows],
+        "Largest C up to which all pass": [
+            "none" if pd.isna(r["concurrency"]) else f"{r['concurrency']:.0f}" for r in rows
+        ],
         "Output tok/s there": [words.number(r["tok_per_s"]) for r in rows],
         "Most output tok/s": [words.number(r["most_tok_per_s"]) for r in rows],
         "Raw over sellable": [
             None if pd.isna(r["raw_to_sellable"]) else f"{words.number(r['raw_to_sellable'])}×" for r in rows
         ],
     })  # fmt: skip
-    numbers = ("Last C that passes", "Output tok/s there", "Most output tok/s", "Raw over sellable")
+    numbers = ("Largest C up to which all pass", "Output tok/s there", "Most output tok/s", "Raw over sellable")
     return table(shown, f"What can be sold under {words.listing(targets)}", right=numbers)
 
 

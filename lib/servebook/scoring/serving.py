@@ -55,18 +55,21 @@ def _by_concurrency(point: Mapping[str, Any]) -> int:
 
 
 def sellable(points: pd.DataFrame, slo: Any) -> pd.DataFrame:
-    """Of each concurrency sweep the last C whose percentiles meet every target of `slo`, once by p99 and once by p50:
-    its output rate, and the sweep's largest output rate divided by it. NaN if no C passes."""
+    """Of each concurrency sweep the largest C up to which every C meets every target of `slo`, by p99 and by p50.
+
+    Gives its output rate, and the sweep's largest output rate divided by it; NaN if the first C fails."""
     targets = [(m, limit) for m, limit in (("ttft", slo.ttft_s), ("tpot", slo.tpot_s), ("e2e", slo.e2e_s)) if limit]
     rows: list[dict[str, Any]] = []
     if not targets:
         return pd.DataFrame(rows)
     for (sweep, engine), own in _concurrency(points).groupby(["sweep", "engine"], sort=False):
+        own = own.sort_values("concurrency")
         most = own["output_tok_per_s"].max()
         for percentile in ("p99", "p50"):
             meets = pd.Series(True, index=own.index)
             for metric, limit in targets:
                 meets &= own[f"{metric}_{percentile}_s"] <= limit
+            meets = meets.cummin()  # a C that passes beyond one that fails is noise
             last = own[meets].iloc[-1] if meets.any() else None
             rows.append({
                 "sweep": sweep, "engine": engine, "percentile": percentile,
