@@ -472,6 +472,12 @@ def test_reasons_are_told_once_for_all_cards() -> None:
     ]  # fmt: skip
 
 
+def test_where_all_fit_no_table_says_why_not(found: dict[str, Any]) -> None:
+    said = pages.dropped_table(found | {"dropped": {}})
+    assert "<table" not in said and f"All {found['searched']} set-ups fit" in said
+    assert "<table" in pages.dropped_table(found | {"dropped": {"H200: too wide": 2}})
+
+
 def test_a_command_takes_a_flag_a_line() -> None:
     line = "vllm serve a/b --x 1 --flag --speculative-config '{}'"
     rows = pages.command(line).split("\n  ")

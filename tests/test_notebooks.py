@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import papermill
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager
 from servebook.common.errors import ServebookError
@@ -42,6 +43,13 @@ def test_no_outputs_no_papermill_metadata(book):
 def test_the_kernel_is_the_one_that_is_always_there(book):
     assert book["metadata"]["kernelspec"]["name"] == notebook_execution.KERNEL
     assert notebook_execution.KERNEL in KernelSpecManager().find_kernel_specs()
+
+
+def test_papermill_can_read_every_parameter(caplog):
+    """It warns on every run of a line that it cannot: one with two equals signs, be it in a comment."""
+    for path in NOTEBOOKS:
+        papermill.inspect_notebook(str(path))
+    assert not caplog.records
 
 
 def test_one_parameters_cell_of_literals(book):

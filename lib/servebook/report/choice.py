@@ -146,6 +146,9 @@ def dropped_table(found: Mapping[str, Any]) -> Html:
         "set-ups": [n for _, _, n in rows],
     })  # fmt: skip
     rest = f"; the closed form puts {found['not_simulated']:,} others far behind or shows that they miss the level"
+    if not rows:
+        said = f"All {found['searched']:,} set-ups fit{rest}."
+        return Html(f"<p>{esc(said)}</p>")
     return table(
         frame, f"Dropped before any simulation: {sum(found['dropped'].values()):,} of {found['searched']:,}{rest}"
     )
