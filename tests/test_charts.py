@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from itertools import pairwise
 
 import pytest
 import report_data
@@ -96,6 +97,17 @@ def test_hollow_means_doubted_in_the_figures_that_explain_too() -> None:
     scores = score.score(report_data.spoiled(ROWS), FROZEN)
     doubted = score.final(scores)
     assert len(_hollow(charts.predicted_vs_measured(scores))) == (doubted["data"] == "suspect").sum() > 0
+
+
+@pytest.mark.parametrize("off", [1.1, 1.8, 4.0, 8.0, 30.0])
+def test_ticks_of_the_ratio_panel_stand_apart(off: float) -> None:
+    rows = [r | {"decode_tok_per_s": r["decode_tok_per_s"] / off} for r in ROWS if r["sweep"] == "c512"]
+    figure = charts.throughput(rows, FROZEN, "c512")
+    below = figure.axes[1]
+    low, high = below.get_ylim()
+    shown = [t for t in below.get_yticks() if low < t < high]
+    heights = [below.transData.transform((1, t))[1] * 72 / figure.dpi for t in shown]
+    assert len(shown) >= 3 and all(b - a > 9 for a, b in pairwise(heights))  # the font's size
 
 
 def test_long_names_stand_in_the_key_and_leave_the_curves_their_width() -> None:

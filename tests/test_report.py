@@ -384,6 +384,16 @@ def test_a_doubt_stands_beside_the_figure_that_it_concerns() -> None:
     assert "sb-doubt" in first and "sb-doubt" not in made[len(first) : second]
 
 
+def test_the_claim_is_of_the_concurrency_sweeps_and_costs_are_of_the_same_lengths() -> None:
+    rows = report_data.points()
+    for row in rows:
+        if row["sweep"] == "prompt" and row["engine"] == "vllm":
+            row["output_tok_per_s"] *= 1000  # a control that would win by far
+    made = tables.answer([r for r in rows if r["sweep"] != "prompt"], pd.DataFrame(), report_data.PARAMS)
+    ratio = re.search(r"vLLM gives ([\d.]+) times", made)[1]
+    assert f"vLLM gives {ratio} times" in tables.answer(rows, pd.DataFrame(), report_data.PARAMS)
+
+
 def test_points_are_named_by_their_load() -> None:
     stops = [{"sweep": "s", "engine": "hf", "why": "stopped after 4 min; not measured: c0016, c0032"}]
     assert "not measured: C\u00a0=\u00a016, 32" in tables.missing({}, stops)

@@ -17,7 +17,7 @@ from .style import LIGHT, Canvas, FigureText, chart, engine_order, engine_styles
 SERIES = {
     "running": ("Requests", "running"),
     "waiting": ("Requests", "waiting"),
-    "kv_usage": ("KV cache used (%)", "KV cache"),
+    "kv_usage": ("KV used, %", "KV cache"),
     "prompt_tok_per_s": ("Prompt tok/s", "prompt"),
     "generation_tok_per_s": ("Output tok/s", "generation"),
 }

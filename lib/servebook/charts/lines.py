@@ -35,7 +35,7 @@ class ChartMetric:
 
 TTFT = ChartMetric("ttft_s", "TTFT, mean", "s", "TTFT")
 TPOT = ChartMetric("tpot_s", "TPOT, mean", "s", "TPOT")
-E2E = ChartMetric("e2e_s", "Request latency, mean", "s", "request latency")
+E2E = ChartMetric("e2e_s", "Latency, mean", "s", "request latency")
 DECODE = ChartMetric("decode_tok_per_s", "Decode throughput (tok/s)", "tok/s", "decode throughput")
 OUTPUT = ChartMetric("output_tok_per_s", "Output rate (tok/s)", "tok/s", "output rate")
 
@@ -207,7 +207,8 @@ def finish_ratio(below: Axes | None, x_label: str, ax: Axes) -> None:
     reach = max([1.28, *(max(v, 1 / v) * 1.12 for v in values)])
     below.set_yscale("log")
     below.set_ylim(1 / reach, reach)
-    choices = [0.1, 0.2, 0.5, 1, 2, 5, 10] if reach > 2.4 else [0.5, 0.7, 1, 1.4, 2] if reach > 1.5 else [0.8, 1, 1.25]
+    wide = [0.01, 0.1, 1, 10, 100] if reach > 6 else [0.2, 0.5, 1, 2, 5]
+    choices = wide if reach > 2.4 else [0.5, 0.7, 1, 1.4, 2] if reach > 1.5 else [0.8, 1, 1.25]
     below.yaxis.set_major_locator(FixedLocator([c for c in choices if 1 / reach < c < reach]))
     below.yaxis.set_minor_locator(NullLocator())
     below.yaxis.set_major_formatter(FuncFormatter(lambda v, _: words.number(v)))

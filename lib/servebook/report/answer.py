@@ -63,6 +63,8 @@ def _won(
     if beside is not None:
         return _against_baseline(beside)
     both = compared(frame, engine, rate)
+    swept = both[both["kind"] == "concurrency"]
+    both = swept if len(swept) else both  # the other sweeps are controls of this one
     if len(both):
         return _against_engine(both, engine, rate, params)
     sweeps = [name for name, s in params.sweeps.items() if s.kind == "prefix_cache"]
