@@ -13,6 +13,7 @@ from servebook import charts
 from servebook.cli import choose as cli_choose
 from servebook.cli.command import main
 from servebook.common.errors import ServebookError
+from servebook.common.measured_point import MeasuredPoint
 from servebook.config import params
 from servebook.config.request_plan import RequestPlan
 from servebook.engines.vllm import serve_flags
@@ -445,6 +446,17 @@ def test_a_measured_choice_stands_or_does_not(choice: Choice, tmp_path: Path) ->
     assert bad["stands"] is False and "does not stand" in bad["lines"][-1]
     sure = choice.chosen.judged.probability
     assert any("contradicted" in line for line in bad["lines"]) == (sure > 0.95)
+
+
+@pytest.mark.parametrize(
+    ("clients", "replicas"), [(64, 1), (32, 2), (22, 3), (16, 4), (128, None), (40, None), (20, None)]
+)
+def test_a_point_counts_where_replicas_take_just_its_share(choice: Choice, clients: int, replicas: int | None) -> None:
+    users = Target(799, 252, users=64)
+    at = Choice(**{**choice.__dict__, "target": users})
+    point = MeasuredPoint(sweep="s", engine="e", point_id="c", kind="concurrency", concurrency=clients,
+                          prompt_tokens=799, output_tokens=252)  # fmt: skip
+    assert choice_measured._replicas(at, point) == replicas
 
 
 def test_a_run_without_the_target_load_is_one_line(choice: Choice, tmp_path: Path) -> None:

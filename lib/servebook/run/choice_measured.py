@@ -74,6 +74,9 @@ def _of_run(choice: Choice, book: Book) -> list[MeasuredChoice]:
                 (rows["engine"] == engine_name) & (rows["point"] == point.point_id) & (rows["phase"] == "measured")
             ]
             rows = rows[rows["ok"].astype(bool)]
+            gpus = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
+            if replicas * gpus > choice.space.max_gpus:
+                continue
             values = {m: _percentile(rows[m], p) for m, (_, p) in choice.limits.items()}
             if any(math.isnan(v[0]) for v in values.values()):
                 continue
@@ -93,12 +96,13 @@ def _percentile(values: Any, p: float) -> tuple[float, float, float]:
 
 
 def _replicas(choice: Choice, point: MeasuredPoint) -> int | None:
-    """The number of replicas that share the target load if each gets this point's load."""
+    """The number of replicas that share the target load if each gets this point's load; None: no number does."""
     target = choice.target
     if (point.prompt_tokens, point.output_tokens) != (target.prompt_tokens, target.output_tokens):
         return None
     if target.users is not None and point.kind == "concurrency" and point.concurrency:
-        return math.ceil(target.users / point.concurrency)
+        count = math.ceil(target.users / point.concurrency)
+        return count if math.ceil(target.users / count) == point.concurrency else None
     if target.rate_per_s is not None and point.rate_per_s:
         count = target.rate_per_s / point.rate_per_s
         return round(count) if round(count) >= 1 and abs(count / round(count) - 1) < SAME_LOAD else None
