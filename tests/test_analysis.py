@@ -31,6 +31,23 @@ def test_littles_law_closes_within_two_percent_or_not():
         ]
     )
     assert table["closes"].tolist() == [True, False]
+    assert table["latency_from_sending_s"].tolist() == [4.05 / 2, 2.1], "the W whose product with the rate is shown"
+    assert table["judged"].tolist() == ["closes", "not judged"]
+
+
+@pytest.mark.parametrize(
+    ("figures", "judged"),
+    [
+        ({"little_error": 0.36, "reason_codes": ["few_rounds"]}, "not judged: too few rounds of the clients"),
+        ({"little_error": 0.2, "reason_codes": ["littles_law"]}, "open"),
+        ({"little_error": 0.2, "reason_codes": ["client_limited", "littles_law"], "little_edge": 0.1}, "open"),
+        ({"little_error": 0.05, "little_edge": 0.06}, "within ±8 %, what the window's ends may cause"),
+        ({"little_error": float("nan"), "little_l": None}, "–"),
+    ],
+)
+def test_how_the_audit_takes_a_difference_is_named(figures, judged):
+    law = {"request_rate_per_s": 2.0, "in_flight_mean": 4.0, "little_l": 4.2, "reason_codes": []}
+    assert analysis.little([point("vllm", 8, **law | figures)])["judged"].tolist() == [judged]
 
 
 def test_the_knee_is_the_first_concurrency_whose_p99_exceeds_twice_the_median():
@@ -52,13 +69,14 @@ def test_goodput_of_nothing_good_is_no_number():
 
 
 def test_the_gap_between_engines_is_the_product_of_its_factors():
-    # naive: one request decoding at 20 ms; vLLM: eight at once at 10 ms, and the rest is prefill and waiting
-    naive = point("hf", 8, output_tok_per_s=40.0, tpot_mean_s=0.02, decode_wall_tok_per_s=40.0, ttft_mean_s=10.0)
-    vllm = point("vllm", 8, output_tok_per_s=600.0, tpot_mean_s=0.01, decode_wall_tok_per_s=595.0, ttft_mean_s=0.1)
+    # naive: one request at a time, 80 % of it decoding at 20 ms; vLLM: eight in the batch, a token each in 10 ms, 75 %
+    naive = point("hf", 8, output_tok_per_s=40.0, tpot_mean_s=0.02, decode_tok_per_s=50.0, ttft_mean_s=10.0)
+    vllm = point("vllm", 8, output_tok_per_s=600.0, tpot_mean_s=0.01, decode_tok_per_s=800.0, ttft_mean_s=0.1)
     row = analysis.engine_gap([naive, vllm], "hf", "vllm").iloc[0]
     assert row["output_ratio"] == pytest.approx(15)
     assert row["step_ratio"] == pytest.approx(2)
-    assert row["batch_ratio"] == pytest.approx(5.95 / 0.8)
+    assert row["batch_ratio"] == pytest.approx(8)
+    assert row["rest_ratio"] == pytest.approx(0.75 / 0.8)
     assert row["output_ratio"] == pytest.approx(row["step_ratio"] * row["batch_ratio"] * row["rest_ratio"])
     assert row["ttft_ratio"] == pytest.approx(100)
 

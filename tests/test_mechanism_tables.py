@@ -83,11 +83,11 @@ def test_without_a_naive_engine_there_is_no_gap_and_the_mechanisms_stay() -> Non
     assert "no gap" in tables.gap_in_words(alone, [], engine="vllm", baseline=None)
 
 
-def test_the_gap_at_one_client_is_told_as_one_of_steps() -> None:
+def test_the_gap_at_one_client_is_of_steps_and_of_prefill() -> None:
     host = {"sweep": "c512", "point": "c0001", "breakdown": {"tpot_s": {"weights_s": 0.02, "host_s": 0.06}}}
     made = tables.gap_in_words(POINTS, [host], engine="vllm", baseline="naive")
     assert (
-        "At C\u00a0=\u00a01 nothing is batched" in made
+        "At C\u00a0=\u00a01 (c512) nothing is batched" in made
         and "75\u00a0% of naive&#x27;s time per token goes to the host" in made
     )
     factors = [float(f) for f in re.findall(r">([\d.]+)×</td>", re.findall(r"<tr>.*?</tr>", made)[1])]

@@ -247,7 +247,8 @@ def test_folders_are_written_to_and_programs_run_from_them(tmp_path: Path) -> No
 @pytest.mark.parametrize(("hard", "status"), [(3071, "fail"), (3072, "ok"), (resource.RLIM_INFINITY, "ok")])
 def test_file_descriptors_for_the_largest_concurrency(hard: int, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = {"kind": "concurrency", "prompt_tokens": 8, "output_tokens": 8, "concurrency": [1, 640]}
-    machine = preflight.Machine(run_params(sweeps={"s": sweep}), None, None)
+    uncapped = {"kind": "arrival_rate", "prompt_tokens": 8, "output_tokens": 8, "shares_of_capacity": [0.5]}
+    machine = preflight.Machine(run_params(sweeps={"s": sweep, "open": uncapped}), None, None)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (600, hard))  # what is needed is asked for
     check = found("open files", machine)
     assert check.status == status and "C = 640 needs 3072" in check.detail

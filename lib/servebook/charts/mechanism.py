@@ -123,7 +123,7 @@ def scheduler_steps(
         for i, step in enumerate(steps)
     ]
     chunked = [[name for name, tokens in step.items() if tokens > 1] for step in steps]
-    alone = sum(len(owners) == 1 for owners in chunked)
+    alone = sum(len(owners) == 1 and sum(step.values()) == budget for owners, step in zip(chunked, steps, strict=True))
     figure.servebook = FigureText(  # type: ignore[attr-defined]
         id, f"{len(steps)} steps of the scheduler, {len(names)} requests",
         f"In {alone} of {len(steps)} steps a single prompt holds all of the budget that decodes leave; "

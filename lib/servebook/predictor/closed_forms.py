@@ -207,7 +207,8 @@ def token_budget(engine: Engine, facts: Mapping[str, Any]) -> int:
 
 
 def saturation_variants(shape: ModelShape, gpu: Gpu, prompt_tokens: int, output_tokens: int) -> pd.DataFrame:
-    """The write-up's curve with KV bytes at the prompt's length and at the live context: K, half, ceiling."""
+    """The write-up's curve over the weights that a decode step reads, with KV bytes at the prompt's length and at the
+    live context: K, half, ceiling."""
     import pandas as pd
 
     contexts = {
@@ -219,7 +220,7 @@ def saturation_variants(shape: ModelShape, gpu: Gpu, prompt_tokens: int, output_
             {
                 "variant": f"{name} ({context:,.0f} tokens)",
                 "kv_gb_per_sequence": (kv := float(shape.kv_read_bytes(context))) / 1e9,
-                "half_batch": roofline.half_saturation_batch(shape.weight_bytes, kv),
+                "half_batch": roofline.half_saturation_batch(shape.decode_weight_bytes, kv),
                 "ceiling_tok_per_s": roofline.ceiling_tok_per_s(kv, gpu.bytes_per_s),
             }
             for name, context in contexts.items()
@@ -230,10 +231,11 @@ def saturation_variants(shape: ModelShape, gpu: Gpu, prompt_tokens: int, output_
 def saturation_curve(shape: ModelShape, gpu: Gpu, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
     """The live-context curve over batches up to twice its half-saturation, as charts.saturation takes it."""
     kv = float(shape.kv_read_bytes(roofline.live_context_tokens(prompt_tokens, output_tokens)))
-    half = roofline.half_saturation_batch(shape.weight_bytes, kv)
+    weights = shape.decode_weight_bytes
+    half = roofline.half_saturation_batch(weights, kv)
     largest = max(16, 2 ** math.ceil(math.log2(2 * half)))
     batches = [2 ** (k / 4) for k in range(int(4 * math.log2(largest)) + 1)]
-    curve = [(b, roofline.saturation_tok_per_s(b, shape.weight_bytes, kv, gpu.bytes_per_s)) for b in batches]
+    curve = [(b, roofline.saturation_tok_per_s(b, weights, kv, gpu.bytes_per_s)) for b in batches]
     return {
         "curve": [{"batch": b, "tok_per_s": f} for b, f in curve],
         "half_batch": half,

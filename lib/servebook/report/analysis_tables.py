@@ -53,9 +53,9 @@ def engine_gap(points: pd.DataFrame, params: Any) -> Html:
             "sweep": "Sweep",
             "concurrency": "C",
             "output_ratio": "Output rate",
-            "step_ratio": "= step",
-            "batch_ratio": "× batch",
-            "rest_ratio": "× rest",
+            "step_ratio": "= shorter step",
+            "batch_ratio": "× requests in the batch",
+            "rest_ratio": "× share of time decoding",
             "ttft_ratio": "TTFT",
         }
         formats = dict.fromkeys((c for c in headers if c.endswith("ratio")), _times)
@@ -72,13 +72,13 @@ def little(points: pd.DataFrame) -> Html:
         return Html("<p>Nothing was measured.</p>")
     headers = {
         "request_rate_per_s": "λ, /s",
-        "e2e_mean_s": "W",
+        "latency_from_sending_s": "W, from sending",
         "little_l": "λ·W",
         "in_flight_mean": "L",
         "little_error": "λ·W / L − 1",
-        "closes": "Closes",
+        "judged": "Judged",
     }
-    formats = {"e2e_mean_s": words.seconds, "little_error": _signed}
+    formats = {"latency_from_sending_s": words.seconds, "little_error": _signed}
     holds = int(frame["closes"].sum())
     return placed(
         frame,

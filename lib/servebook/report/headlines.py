@@ -69,7 +69,7 @@ def rated(points: Any) -> tuple[pd.DataFrame, str]:
     frame = score.complete_frame(points)
     frame = frame[(frame["verdict"] != "invalid") & (frame["sweep"] != "calibration")]
     rate = next((r for r in RATES if frame[r].notna().any()), "output_tok_per_s")
-    return frame[frame[rate] > 0], rate
+    return frame[frame[rate] > 0].copy(), rate  # in one piece: a column may be added
 
 
 def compared(frame: pd.DataFrame, engine: str, rate: str) -> pd.DataFrame:

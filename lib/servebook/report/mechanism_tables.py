@@ -222,8 +222,8 @@ def gap_in_words(
         "Load": [f"{r['sweep']}, C = {r['concurrency']:.0f}" for r in rows],
         f"{engine} over {baseline}, output tok/s": [words.times(r["output_ratio"]) for r in rows],
         "shorter step": [words.times(r["step_ratio"]) for r in rows],
-        "more requests decoding": [words.times(r["batch_ratio"]) for r in rows],
-        "prefill and waiting": [words.times(r["rest_ratio"]) for r in rows],
+        "more requests in the batch": [words.times(r["batch_ratio"]) for r in rows],
+        "more of the time decoding": [words.times(r["rest_ratio"]) for r in rows],
     })  # fmt: skip
     caption = "The ratio of output rates, and the three factors that multiply to it"
     made = table(shown, caption, right=tuple(shown.columns[1:]), fold=False)
@@ -245,21 +245,25 @@ def _gap_sentences(
     parts = []
     if alone:
         row = alone[0]
-        text = f"At C = 1 nothing is batched, so the factor of {words.times(row['output_ratio'])} is one of steps"
+        text = (
+            f"At C = 1 ({row['sweep']}) nothing is batched: the factor of {words.times(row['output_ratio'])} is "
+            f"{words.times(row['step_ratio'])} from the time of a step, times {words.times(row['rest_ratio'])} from "
+            "the share of its time that a request decodes rather than prefills"
+        )
         host = hosts.get((row["sweep"], "c0001"))
         if host is not None and host > 0.2:
             text += (
-                f": by the prediction, {words.percent(host)} of {baseline}'s time per token goes to the host, which "
+                f". By the prediction, {words.percent(host)} of {baseline}'s time per token goes to the host, which "
                 "launches one kernel after the other"
             )
         parts.append(f"{text}.")
     if crowded:
         row = max(crowded, key=lambda r: r["output_ratio"])
-        at, batch, step = f"At C = {row['concurrency']:.0f}", row["batch_ratio"], row["step_ratio"]
+        at, batch, step = f"At C = {row['concurrency']:.0f} ({row['sweep']})", row["batch_ratio"], row["step_ratio"]
         if batch > step:
             parts.append(
-                f"{at} batching makes most of it: {engine} reads the weights once for all requests of a step, "
-                f"{words.times(batch)} as many as {baseline} decodes at once."
+                f"{at} batching makes most of it: {engine} reads the weights once for all requests of a step, and has "
+                f"{words.times(batch)} as many in its batch as {baseline}."
             )
         else:
             parts.append(f"{at} the step still makes most of it: {baseline}'s takes {words.times(step)} as long.")
@@ -289,7 +293,7 @@ def knee_table(points: pd.DataFrame, predicted: Iterable[Mapping[str, Any]]) -> 
 
 
 def sellable_table(points: pd.DataFrame, slo: Any, *, percentile: str | None = None) -> Html:
-    """The last C whose percentiles meet the targets, its output rate, and the largest rate over it.
+    """The largest C up to which every percentile meets the targets, its output rate, and the largest rate over it.
 
     percentile: p50 or p99 alone; None: both."""
     frame = serving.sellable(points, slo)

@@ -90,7 +90,7 @@ class _Measuring:
     def _point(self, spec: PointSpec, server: Any, left_s: float | None) -> str | None:
         """Measure and store one point; returns why the engine failed, None if it did not.
 
-        Raises Unanswered if the engine works but answered no request of the point.
+        Raises Unanswered if the engine works but completed no request that counts.
         """
         book, name = self._book, f"{spec.sweep} {spec.engine} {spec.point}"
         if again := book.point_status.start(spec):
@@ -108,7 +108,7 @@ class _Measuring:
             if (not point.requests or point.failures or point.hung) and (why := server.fault(self._answer_deadline_s)):
                 return str(why)  # results of a dying server are discarded
             if not point.requests:  # nothing was measured: the point is not complete
-                raise Unanswered(f"answered no request: {point.stop_reason}")
+                raise Unanswered(f"completed no request that counts: {point.stop_reason}")
             book.point_status.complete(spec, replace(point, wall_s=round(time.monotonic() - began, 3)))
             spent["what"] = MEASURING
         book.tell(f"{name} done", self._progress)

@@ -13,6 +13,7 @@ import pandas as pd
 
 from ..common.measured_point import MeasuredPoint
 from ..common.predicted_point import CAUSES, PredictedPoint
+from ..common.reasons import ReasonCode
 from .audit import LITTLE_TOLERANCE
 from .points_frame import PointsLike, frame_of
 
@@ -27,7 +28,11 @@ def _frame(points: PointsLike, kind: str | None = None) -> pd.DataFrame:
 
 
 def little(points: Any) -> pd.DataFrame:
-    """Little's law at every point: rate × mean latency, compared with the requests in flight."""
+    """Little's law at every point: rate × mean latency, compared with the requests in flight.
+
+    latency_from_sending_s is the W of `little_l`: an open loop's e2e_mean_s counts from when a request was due, while a
+    request is in flight only once it was sent. judged: how the audit takes the difference.
+    """
     frame = _frame(points)
     columns = [
         "sweep",
@@ -35,14 +40,41 @@ def little(points: Any) -> pd.DataFrame:
         "point",
         "concurrency",
         "request_rate_per_s",
-        "e2e_mean_s",
         "little_l",
         "in_flight_mean",
         "little_error",
     ]
     table = frame[columns].copy()
+    table["latency_from_sending_s"] = table["little_l"] / table["request_rate_per_s"]
     table["closes"] = table["little_error"].abs() <= LITTLE_TOLERANCE
+    edges = frame["little_edge"].fillna(0) if "little_edge" in frame else [0.0] * len(frame)
+    codes = frame["reason_codes"] if "reason_codes" in frame else [[]] * len(frame)
+    errors = table["little_error"]
+    table["judged"] = [_judged(*row) for row in zip(errors, edges, codes, strict=True)]
     return table
+
+
+NOT_JUDGED = {
+    ReasonCode.NO_FULL_ROUND: "less than one round of the clients",
+    ReasonCode.FEW_ROUNDS: "too few rounds of the clients",
+    ReasonCode.ONE_REQUEST: "one request",
+    ReasonCode.SATURATED: "the queue grew",
+}
+
+
+def _judged(error: float, edge: float, codes: Any) -> str:
+    """How the audit takes a difference: a window of few requests cannot test the law."""
+    if pd.isna(error):
+        return "–"
+    if abs(error) <= LITTLE_TOLERANCE:
+        return "closes"
+    given = {ReasonCode(c) for c in (codes if isinstance(codes, list) else [])}
+    if ReasonCode.LITTLES_LAW in given:
+        return "open"
+    if abs(error) <= LITTLE_TOLERANCE + edge:
+        return f"within ±{100 * (LITTLE_TOLERANCE + edge):.0f} %, what the window's ends may cause"
+    why = [text for code, text in NOT_JUDGED.items() if code in given]
+    return f"not judged: {why[0]}" if why else "not judged"
 
 
 def knees(points: Any) -> pd.DataFrame:
@@ -125,8 +157,9 @@ def engine_gap(points: Any, baseline: str, other: str) -> pd.DataFrame:
     """The factors of the gap between two engines at each C of each concurrency sweep.
 
     output_ratio = other / baseline output tokens/s; with equal lengths and C it is the ratio of request times (Little).
-    step_ratio = baseline TPOT / other TPOT is the cost of a step, batch_ratio = the ratio of requests that decode at
-    the same time (decode tok/s × TPOT), and rest_ratio the remainder: prefill and waiting.
+    step_ratio = baseline TPOT / other TPOT is the cost of a step. batch_ratio is the ratio of requests in the batch,
+    prefilling ones included (decode tok/s × TPOT; 1 for a server that takes one at a time). rest_ratio is the
+    remainder: the share of its time that such a request decodes, rather than prefills.
     """
     frame = _frame(points, "concurrency")
     one, two = (frame[frame["engine"] == e].set_index(["sweep", "concurrency"]) for e in (baseline, other))
@@ -135,8 +168,7 @@ def engine_gap(points: Any, baseline: str, other: str) -> pd.DataFrame:
     table = pd.DataFrame(index=both)
     table["output_ratio"] = two["output_tok_per_s"] / one["output_tok_per_s"]
     table["step_ratio"] = one["tpot_mean_s"] / two["tpot_mean_s"]
-    # wall-clock decode rate × TPOT = mean number of decoding requests, for any engine
-    batch = [f["decode_wall_tok_per_s"] * f["tpot_mean_s"] for f in (one, two)]
+    batch = [f["decode_tok_per_s"] * f["tpot_mean_s"] for f in (one, two)]
     table["batch_ratio"] = batch[1] / batch[0]
     table["rest_ratio"] = table["output_ratio"] / (table["step_ratio"] * table["batch_ratio"])
     table["ttft_ratio"] = one["ttft_mean_s"] / two["ttft_mean_s"]

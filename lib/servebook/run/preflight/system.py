@@ -87,7 +87,7 @@ def open_files(m: Machine) -> Finding:
     """Client and servers raise their own limit to the hard limit (load/runtime.py, engines/guard.py)."""
     largest = 1
     for sweep in m.params.sweeps.values() if m.params else ():
-        given = getattr(sweep, "concurrency", 1)
+        given = getattr(sweep, "concurrency", None) or 1  # an open loop may have no cap
         largest = max(largest, *([given] if isinstance(given, int) else given))
     needed = 4 * largest + 512
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
