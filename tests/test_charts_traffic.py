@@ -64,6 +64,31 @@ def test_the_figures_draw_both_and_say_so():
         assert charts.text_of(nothing).takeaway.startswith("Nothing to draw")
 
 
+def test_queue_and_running_are_drawn_from_the_servers_own_gauges():
+    server = pd.DataFrame(
+        {"engine": "vllm", "point": "b00008", "t_s": [1.0, 2.0], "running": [3.0, 1.0], "waiting": [1.0, 0]}
+    )
+    figure = charts.over_time(ROWS, PREDICTED, "bursts", server)
+    labels = [ax.get_ylabel() for ax in figure.axes if ax.get_ylabel()]
+    assert labels == ["In flight", "Running", "In the queue", "Arrivals/s", "Completions/s", "Output tok/s"]
+    running = next(ax for ax in figure.axes if ax.get_ylabel() == "Running")
+    predicted, measured = (line.get_ydata().tolist() for line in running.lines[:2])
+    assert (predicted, measured) == ([6.0, 2.0], [3.0, 1.0])
+    assert running.lines[1].get_xdata().tolist() == [0.0, 1.0]  # from when the first request was due
+    assert "1 of them were seen in the server's queue, predicted 2" in charts.text_of(figure).takeaway
+    without = charts.over_time(ROWS, PREDICTED, "bursts", pd.DataFrame())
+    assert "Running" not in [ax.get_ylabel() for ax in without.axes]
+
+
+def test_distributions_are_scored_over_all_points():
+    found = percentiles.summary(POINTS, PREDICTED, ["bursts", "other"]).set_index(["latency", "statistic"])
+    p50 = found.loc[("ttft_s", "p50")]
+    assert (p50["n"], p50["inside"], p50["judged"]) == (1, 0, 1) and abs(p50["mean_error"] - 0.5) < 1e-9
+    shown = tables.distribution_scores(POINTS, PREDICTED, ["bursts"])
+    assert "TTFT p50" in shown and "0 of 1" in shown and "prefix-cache hits" in shown
+    assert not tables.distribution_scores(POINTS, [], ["bursts"])
+
+
 def test_a_measured_run_over_time_keeps_its_totals():
     seen = measured_series(ROWS, slices=8)
     width = seen["t_s"][1] - seen["t_s"][0]

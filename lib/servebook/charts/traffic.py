@@ -67,15 +67,22 @@ def percentiles(canvas: Canvas, points: pd.DataFrame, predicted: Sequence[Predic
 
 
 @chart
-def over_time(canvas: Canvas, requests: pd.DataFrame, predicted: Sequence[PredictedPoint], sweep: str) -> Figure:
-    """The last point of a sweep over time: requests in flight, arrivals, completions and output rate; measured from its
-    requests, predicted by the simulation. requests: rows of the sweep."""
+def over_time(
+    canvas: Canvas,
+    requests: pd.DataFrame,
+    predicted: Sequence[PredictedPoint],
+    sweep: str,
+    server: pd.DataFrame | None = None,
+) -> Figure:
+    """The last point of a sweep over time: requests in flight, those that run and that wait in the server's queue,
+    arrivals, completions and output rate; predicted by the simulation, measured from the requests and by the server's
+    own gauges. requests: rows of the sweep; server: its points' series, with engine and point."""
     said = [p for p in predicted if p["sweep"] == sweep and p.get("series")]
     title = "The run over time, predicted and measured"
     rows = requests[requests["ok"].astype(bool)] if len(requests) else requests
     names = [p for p in said if len(rows) and ((rows["engine"] == p["engine"]) & (rows["point"] == p["point"])).any()]
-    figure, pairs = canvas.panels(3 if names else 1, height=1.5, stack=True)
     if not names:
+        figure, pairs = canvas.panels(1, height=1.5, stack=True)
         pairs[0][0].set_axis_off()
         text = "Nothing to draw: no finite run of this sweep was measured."
         figure.servebook = FigureText(f"over-time-{sweep}", title, text, text)  # type: ignore[attr-defined]
@@ -83,35 +90,75 @@ def over_time(canvas: Canvas, requests: pd.DataFrame, predicted: Sequence[Predic
     point = names[-1]
     own = rows[(rows["engine"] == point["engine"]) & (rows["point"] == point["point"])]
     seen, series = measured_series(own), point["series"]
+    panels = _panels(series, seen, _gauges(server, point, seen["begun_s"]))
+    figure, pairs = canvas.panels(len(panels), height=1.5 if len(panels) < 5 else 1.15, stack=True)
     colour = engine_styles([point["engine"]])[point["engine"]].colour
-    in_flight = np.add(series["running"], series["waiting"])
-    panels = (
-        ("In flight", in_flight, seen["in_flight"]),
-        ("Completions/s", series["completions_per_s"], seen["completions_per_s"]),
-        ("Output tok/s", series["output_tok_per_s"], seen["output_tok_per_s"]),
-    )
-    for (ax, _), (label, expected, found) in zip(pairs, panels, strict=True):
+    for (ax, _), (label, expected, (at, found)) in zip(pairs, panels, strict=True):
         ax.plot(series["t_s"], expected, color=colour, linewidth=1.2, linestyle="--", label="predicted")
-        ax.plot(seen["t_s"], found, color=colour, linewidth=1.2, label="measured")
-        ax.set_ylim(bottom=0)
+        form = "." if label in GAUGES.values() else "-"  # of a gauge nothing is known between scrapes
+        ax.plot(at, found, form, color=colour, linewidth=1.2, label="measured")
+        ax.set_ylim(0, max(1.0, 1.05 * float(np.max([*expected, *found], initial=0.0))))
         y_axis(ax, label, "", log=False)
         ax.set_xlim(0, max(float(np.max(series["t_s"])), float(seen["end_s"])))  # one time axis
         ax.tick_params(labelbottom=label == panels[-1][0])
     pairs[0][0].legend(loc="upper right", ncols=2, borderpad=0.1, labelcolor=LIGHT["muted"], handlelength=2)
     pairs[-1][0].set_xlabel("Time since the first request was due (s)")
-    most, expected_most = float(seen["in_flight"].max()), float(np.max(in_flight))
-    ended, expected_end = float(seen["end_s"]), float(point.get("wall_s") or 0.0)
-    most, expected_most = float(seen["in_flight"].max()), float(np.max(in_flight))
-    ended, expected_end = float(seen["end_s"]), float(point.get("wall_s") or 0.0)
-    takeaway = (
-        f"At most {words.number(most)} requests were in flight, predicted {words.number(expected_most)}; the last "
-        f"ended after {words.seconds(ended)}, predicted {words.seconds(expected_end)}."
-    )
+    takeaway = _course(panels, seen, point)
     figure.servebook = FigureText(  # type: ignore[attr-defined]
         f"over-time-{sweep}", title, takeaway, f"Time series of {point['point']} on {point['engine']}. {takeaway}",
         f"{point['point']} on {point['engine']}, {len(own):,} requests.",
     )  # fmt: skip
     return figure
+
+
+GAUGES = {"running": "Running", "waiting": "In the queue"}
+Panel = tuple[str, Any, tuple[Any, Any]]  # label, predicted, (times, measured)
+
+
+def _panels(series: Any, seen: dict[str, Any], gauges: dict[str, tuple[Any, Any]]) -> list[Panel]:
+    at = seen["t_s"]
+    panels: list[Panel] = [("In flight", np.add(series["running"], series["waiting"]), (at, seen["in_flight"]))]
+    for name, label in GAUGES.items():
+        if name in gauges:
+            panels.append((label, series[name], gauges[name]))
+    for name, label in (
+        ("arrivals_per_s", "Arrivals/s"), ("completions_per_s", "Completions/s"), ("output_tok_per_s", "Output tok/s"),
+    ):  # fmt: skip
+        if name in series:
+            panels.append((label, series[name], (at, seen[name])))
+    return panels
+
+
+def _gauges(
+    server: pd.DataFrame | None, point: PredictedPoint, begun_s: float
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The server's own gauges of a point, as (times since the first request was due, values)."""
+    if server is None or server.empty:
+        return {}
+    own = server[(server["engine"] == point["engine"]) & (server["point"] == point["point"])]
+    told = {name: own[["t_s", name]].dropna() for name in GAUGES if name in own}
+    return {
+        name: (rows["t_s"].to_numpy(float) - begun_s, rows[name].to_numpy(float))
+        for name, rows in told.items()
+        if len(rows) > 1
+    }
+
+
+def _course(panels: Sequence[Panel], seen: dict[str, Any], point: PredictedPoint) -> str:
+    """What the run did, in a sentence: how many were in flight and waited at most, and when the last one ended."""
+    most = {label: (float(np.max(found)), float(np.max(expected))) for label, expected, (_, found) in panels}
+    held, expected_held = most["In flight"]
+    ended, expected_end = float(seen["end_s"]), float(point.get("wall_s") or 0.0)
+    waited = ""
+    queue = most.get(GAUGES["waiting"])
+    if queue and any(queue):
+        waited = (
+            f" {words.number(queue[0])} of them were seen in the server's queue, predicted {words.number(queue[1])}."
+        )
+    return (
+        f"At most {words.number(held)} requests were in flight, predicted {words.number(expected_held)}.{waited} The "
+        f"last ended after {words.seconds(ended)}, predicted {words.seconds(expected_end)}."
+    )
 
 
 def measured_series(rows: pd.DataFrame, slices: int = 100) -> dict[str, Any]:
@@ -125,6 +172,7 @@ def measured_series(rows: pd.DataFrame, slices: int = 100) -> dict[str, Any]:
     present = np.array([np.clip(span, 0, None).sum() for span in spans])
     done = [float(np.clip((e - first) / np.maximum(end - first, 1e-9), 0, 1) @ tokens) for e in edges]
     return {
-        "t_s": (edges[:-1] + edges[1:]) / 2, "in_flight": present / width, "end_s": edges[-1],
+        "t_s": (edges[:-1] + edges[1:]) / 2, "in_flight": present / width, "end_s": edges[-1], "begun_s": begun,
+        "arrivals_per_s": np.histogram(rows["scheduled_s"].fillna(rows["sent_s"]) - begun, edges)[0] / width,
         "completions_per_s": np.histogram(end, edges)[0] / width, "output_tok_per_s": np.diff(done) / width,
     }  # fmt: skip

@@ -33,7 +33,7 @@ from .prediction_tables import (
     step_table,
 )
 from .sweep_tables import cost, facts_table, missing, points_table, prefix_cache, stopped
-from .traffic_tables import percentile_table, requests_table
+from .traffic_tables import distribution_scores, percentile_table, requests_table
 from .verdict_tables import misses_prose, peers, score_summary, verdict_table
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "constants",
     "cost",
     "cost_box",
+    "distribution_scores",
     "economics",
     "effective_rates",
     "engine_gap",

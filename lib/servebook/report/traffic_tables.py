@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
 
 from ..charts import words
+from ..common.predicted_point import PredictedPoint
 from ..config import request_plan
 from ..config.params import RunParams
+from ..scoring import percentiles
 from ..scoring.percentiles import LATENCIES
-from .markup import Html, notes_box, table
+from .markup import Html, folded, notes_box, table
 
 FIRST = 8  # requests shown
 
@@ -60,3 +63,28 @@ def percentile_table(scores: pd.DataFrame) -> Html:
         shown.append([r["engine"], r["point"], name, form(r["predicted"]), span, form(r["measured"]), error])
     headers = ["Engine", "Point", "Figure", "Predicted", "80 % interval", "Measured", "Error"]
     return table(pd.DataFrame(shown, columns=pd.Index(headers)), caption="Distributions, predicted and measured")
+
+
+def distribution_scores(points: pd.DataFrame, predicted: Sequence[PredictedPoint], sweeps: Iterable[str]) -> Html:
+    """How well means and percentiles were predicted, over all points of some sweeps, and each of them behind a line;
+    nothing where none was both predicted and measured."""
+    sweeps = list(sweeps)
+    found = percentiles.summary(points, predicted, sweeps)
+    if found.empty:
+        return Html("")
+    rows = [
+        [
+            f"{LATENCIES[r['latency']]} {r['statistic']}", r["n"], words.percent(r["mean_error"]),
+            words.percent(r["median_error"]), f"{r['inside']} of {r['judged']}" if r["judged"] else "",
+        ]
+        for r in found.to_dict("records")
+    ]  # fmt: skip
+    headers = ["Figure", "Points", "Mean |error|", "Median |error|", "Inside the 80 % interval"]
+    every = [percentile_table(own) for s in sweeps if len(own := percentiles.scores(points, predicted, s))]
+    return Html(
+        table(
+            pd.DataFrame(rows, columns=pd.Index(headers)),
+            caption="How latencies spread over requests: means and percentiles, predicted against measured", fold=False,
+        )
+        + folded("Every point's distribution, predicted and measured", *every)
+    )  # fmt: skip

@@ -143,6 +143,21 @@ class StoredRun:
             return pd.DataFrame()
         return results.series_frame(self.dir, sweep, engine, max(own, key=lambda p: p.concurrency or 0).point_id)
 
+    def server_series(self, sweep: str) -> pd.DataFrame:
+        """The server's and the GPU's counters over time of all points of a sweep, with their engine and point."""
+        import pandas as pd
+
+        frames = []
+        for p in self.stored_points():
+            if p.sweep == sweep and len(own := results.series_frame(self.dir, sweep, p.engine, p.point_id)):
+                frames.append(own.assign(engine=p.engine, point=p.point_id))
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+    def finite_sweeps(self) -> list[str]:
+        """Sweeps whose points send so many requests and no more, in the parameters' order: bursts, traces and those
+        with a number of requests."""
+        return list(dict.fromkeys(spec.sweep for spec in self.all_specs() if spec.requests is not None))
+
     def _all_predictions(self) -> FrozenPredictions:
         """The content of predictions.json."""
         stored: FrozenPredictions | None = files.read_json(self.files.predictions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
@@ -13,6 +13,7 @@ LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "end to end"}
 COLUMNS = [
     "engine", "point", "latency", "statistic", "predicted", "low", "high", "measured", "error_share", "inside",
 ]  # fmt: skip
+SUMMARY = ["latency", "statistic", "n", "mean_error", "median_error", "inside", "judged"]
 
 
 def scores(points: pd.DataFrame, predicted: Iterable[PredictedPoint], sweep: str) -> pd.DataFrame:
@@ -43,3 +44,20 @@ def scores(points: pd.DataFrame, predicted: Iterable[PredictedPoint], sweep: str
             error = hits / seen - 1 if seen else None
             rows.append([m["engine"], m["point"], "hit_share", "share", hits, None, None, seen, error, None])
     return pd.DataFrame(rows, columns=pd.Index(COLUMNS))
+
+
+def summary(points: pd.DataFrame, predicted: Sequence[PredictedPoint], sweeps: Iterable[str]) -> pd.DataFrame:
+    """The scores of all points of some sweeps, a row per latency and statistic: n, the mean and the median of
+    |error|, how many lay inside their interval, and of how many that have one. Columns: SUMMARY."""
+    frames = [scores(points, predicted, sweep) for sweep in sweeps]
+    every = pd.concat([f for f in frames if len(f)], ignore_index=True) if any(map(len, frames)) else pd.DataFrame()
+    rows = []
+    for latency in LATENCIES if len(every) else ():
+        for statistic in STATISTICS:
+            own = every[(every["latency"] == latency) & (every["statistic"] == statistic)]
+            if own.empty:
+                continue
+            errors, judged = own["error_share"].astype(float).abs(), own["inside"].dropna()
+            inside = int(judged.astype(bool).sum())
+            rows.append([latency, statistic, len(own), errors.mean(), errors.median(), inside, len(judged)])
+    return pd.DataFrame(rows, columns=pd.Index(SUMMARY))
