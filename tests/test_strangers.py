@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
+import io
 import json
 import os
 import stat
@@ -11,11 +13,13 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from raw_server import Exchange, RawServer, event, sse
+from servebook.cli.command import main
 from servebook.common.errors import ServebookError, ServerBusy
 from servebook.common.measured_point import MeasuredPoint
 from servebook.config.params import Load, Slo
@@ -507,8 +511,18 @@ def test_a_user_in_the_url_and_a_key_beside_it_are_refused_before_the_first_requ
 def test_a_counter_that_fell_in_between_tells_nothing_and_says_so() -> None:
     values = ({"generation_tokens": 100.0}, {"generation_tokens": 5.0}, {"generation_tokens": 150.0})
     samples = [metrics.Sample(float(t), values=v) for t, v in enumerate(values)]
-    figures = metrics.Account(samples, 0.0, 2.0).figures(lambda a, b: 50.0)
-    assert figures["server_output_tokens"] is None and figures["server_counters_reset"] is True
+    asked = MeasuredPoint(
+        sweep="s",
+        engine="e",
+        point_id="c0001",
+        requests=1,
+        failures=0,
+        prompt_tokens=16,
+        output_tokens=8,
+        stop_reason="",
+    )
+    point = metrics.Account(samples, 0.0, 2.0).fill(asked, lambda a, b: 50.0)
+    assert point.server_output_tokens is None and point.server_counters_reset is True
 
 
 def test_gauges_that_are_no_numbers_leave_the_point() -> None:
@@ -525,8 +539,24 @@ SMALL = ["--prompt-tokens", "16", "--output-tokens", "8", "--requests", "4", "--
 
 
 def command(server: RawServer, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: where what it writes to, or its environment, is what matters."""
     argv = [sys.executable, "-m", "servebook.cli", "measure", "--url", server.url, *SMALL, *options]
     return subprocess.run(argv, capture_output=True, text=True, timeout=60, env={**os.environ, **env}, check=False)
+
+
+@dataclass
+class Told:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def here(server: RawServer, *options: str) -> Told:
+    """In this process, which has imported everything."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(["measure", "--url", server.url, *SMALL, *options])
+    return Told(status, out.getvalue(), err.getvalue())
 
 
 def test_json_is_written_into_what_stands_there(tmp_path: Path) -> None:
@@ -538,7 +568,7 @@ def test_json_is_written_into_what_stands_there(tmp_path: Path) -> None:
     reader.start()
     with RawServer(ordinary).running() as server:
         for path in (fifo, link, Path("/dev/null")):
-            assert "requests" in command(server, "--json", str(path)).stdout
+            assert "requests" in here(server, "--json", str(path)).stdout
         piped = command(server, "--json", "-")
     reader.join(60)
     assert stat.S_ISFIFO(fifo.stat().st_mode) and json.loads(read[0])["requests"] == 4
@@ -549,8 +579,8 @@ def test_json_is_written_into_what_stands_there(tmp_path: Path) -> None:
 
 def test_json_that_cannot_be_written_is_refused_before_the_first_request(tmp_path: Path) -> None:
     with RawServer(ordinary).running() as server:
-        folder = command(server, "--json", str(tmp_path))
-        below = command(server, "--json", "/dev/null/m.json")
+        folder = here(server, "--json", str(tmp_path))
+        below = here(server, "--json", "/dev/null/m.json")
     assert server.asked == []
     assert folder.returncode == below.returncode == 1
     assert "cannot be written (it is a folder)" in folder.stderr and "is kept" not in folder.stderr + below.stderr
@@ -569,10 +599,14 @@ def test_a_closed_pipe_costs_no_point(tmp_path: Path) -> None:
     assert len(json.loads(out.read_text())) == 2 and "Traceback" not in said and "BrokenPipe" not in said
 
 
-def test_a_key_with_a_line_feed_is_sent_without_it_and_one_that_cannot_be_sent_is_one_line() -> None:
+def test_a_key_with_a_line_feed_is_sent_without_it_and_one_that_cannot_be_sent_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with RawServer(ordinary).running() as server:
-        good = command(server, "--api-key-env", "KEY", KEY="secret\n")
-        bad = command(server, "--api-key-env", "KEY", KEY="sec\nret")
+        monkeypatch.setenv("KEY", "secret\n")
+        good = here(server, "--api-key-env", "KEY")
+        monkeypatch.setenv("KEY", "sec\nret")
+        bad = here(server, "--api-key-env", "KEY")
     assert "Traceback" not in good.stderr and server.asked[-1].headers["authorization"] == "Bearer secret"
     assert bad.returncode == 1 and "that no header can hold" in bad.stderr and len(bad.stderr.splitlines()) == 1
 
@@ -588,7 +622,7 @@ def test_what_was_measured_is_named() -> None:
 @pytest.mark.parametrize("models", [[], None, "x", [{"id": None}], {"a": 1}])
 def test_a_server_that_lists_no_model_is_measured_where_one_is_named(models: Any) -> None:
     with RawServer(ordinary, models=models).running() as server:
-        unnamed, named = command(server), command(server, "--model", "m")
+        unnamed, named = here(server), here(server, "--model", "m")
     assert unnamed.returncode == 1 and unnamed.stderr.count("\n") == 1 and "Name the model" in unnamed.stderr
     assert "measured m at" in named.stdout
 
