@@ -101,8 +101,8 @@ def _replicas(choice: Choice, point: MeasuredPoint) -> int | None:
     if (point.prompt_tokens, point.output_tokens) != (target.prompt_tokens, target.output_tokens):
         return None
     if target.users is not None and point.kind == "concurrency" and point.concurrency:
-        count = math.ceil(target.users / point.concurrency)
-        return count if math.ceil(target.users / count) == point.concurrency else None
+        replicas = math.ceil(target.users / point.concurrency)
+        return replicas if math.ceil(target.users / replicas) == point.concurrency else None
     if target.rate_per_s is not None and point.rate_per_s:
         count = target.rate_per_s / point.rate_per_s
         return round(count) if round(count) >= 1 and abs(count / round(count) - 1) < SAME_LOAD else None
