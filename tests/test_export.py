@@ -77,7 +77,7 @@ def test_runs_side_by_side(run: tuple[Path, Path], tmp_path: Path) -> None:
     page = compare([run[0], other], tmp_path / "compare.html").read_text()
     assert page.count("2×") >= len(faster) and "<script" not in page
     assert "Engine vllm" in page and 'id="throughput-vllm-concurrency-512-128"' in page
-    with pytest.raises(ServebookError, match="one run cannot be compared"):
+    with pytest.raises(ServebookError, match="a single run cannot be compared"):
         compare([other], tmp_path / "x.html")
     with pytest.raises(ServebookError, match="no measured point"):
         compare([other, tmp_path], tmp_path / "x.html")
@@ -144,7 +144,7 @@ def test_published_points_become_a_page(tmp_path: Path) -> None:
 
 def test_the_commands_write_where_they_are_told(run: tuple[Path, Path], tmp_path: Path, capsys) -> None:
     assert cli.main(["compare", str(run[0])]) == 1
-    assert "one run cannot be compared" in capsys.readouterr().err
+    assert "a single run cannot be compared" in capsys.readouterr().err
     assert cli.main(["post", str(tmp_path)]) == 1
     assert "no run is stored here" in capsys.readouterr().err
     assert cli.main(["predict", "params/a40-qwen2.5-7b.yaml", "--html", str(tmp_path / "x.html")]) == 1

@@ -54,8 +54,8 @@ def test_another_source_of_the_model_takes_the_place_of_the_first(tmp_path: Path
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (["hardwre.gpu=H200"], r"hardwre.gpu leads nowhere. In the place of hardwre there is run, title"),
-        (["hardware.gpu"], r"'hardware.gpu' is no setting. Write KEY=A,B"),
+        (["hardwre.gpu=H200"], r"hardwre.gpu does not exist. In the place of hardwre there is run, title"),
+        (["hardware.gpu"], r"'hardware.gpu' is not a setting. Write KEY=A,B"),
         (["hardware.gpu=H20x"], r"H20x"),
         (["engines.vllm.max_num_seq=1"], r"unknown key engines.vllm.max_num_seq. Did you mean max_num_seqs"),
         (["load.seed=1,1"], r"two combinations are both 'demo-0.01-1'"),

@@ -49,7 +49,7 @@ NOT_FINITE = ["normal:inf,1", "normal:5,inf", "lognormal:nan,1", "normal:5,1,1,i
     "text", ["0", "x", "5:4", "normal:5", "normal:0,1", "normal:5,1,3", "zipf:3,1", "1:2:3", "", *NOT_FINITE]
 )
 def test_what_is_no_length_is_refused_with_what_is(text: str) -> None:
-    with pytest.raises(ValueError, match="is no length; valid: 512, 100:1000"):
+    with pytest.raises(ValueError, match="is not a length; valid: 512, 100:1000"):
         parse(text)
 
 
@@ -59,7 +59,7 @@ def test_lengths_from_a_file(tmp_path: Path) -> None:
     assert read_csv(path) == (Listed((100, 200)), Listed((5, 7)))
     for text, fault in (
         ("prompt,output\n1,2\n", "has no column prompt_tokens, output_tokens"),
-        ("prompt_tokens,output_tokens\n", "holds no lengths"),
+        ("prompt_tokens,output_tokens\n", "contains no lengths"),
         ("prompt_tokens,output_tokens\n1,2\n\n1,nan\n", "line 4: output_tokens is 'nan'"),
         ("prompt_tokens,output_tokens\n-1,2\n", "line 2: prompt_tokens is '-1'"),
         ("prompt_tokens,output_tokens\n1\n", "line 2: output_tokens is ''"),

@@ -95,9 +95,9 @@ def test_the_client_knows_what_it_adds(capsys: pytest.CaptureFixture[str], tmp_p
         ("--gamma-shape", "0", "not a positive number"), ("--max-seconds", "-3", "not a positive number"),
         ("--jitter", "-1", "not a number from 0 on"), ("--warmup", "-1", "not a whole number"),
         ("--temperature", "-7", "not a number from 0 on"), ("--top-p", "7", "a share"), ("--top-k", "x", "a positive"),
-        ("--prompt-tokens", "normal:inf,1", "is no length"),
+        ("--prompt-tokens", "normal:inf,1", "is not a length"),
         ("--shared-prefix", "-6", "not a whole number"), ("--shared-prefix", "100%", "not a percentage"),
-        ("--prompt-tokens", "0", "is no length"), ("--vocab", "5:5", "not a range"), ("--seed", "-1", "a whole number"),
+        ("--prompt-tokens", "0", "is not a length"), ("--vocab", "5:5", "a range"), ("--seed", "-1", "a whole number"),
     ],
 )  # fmt: skip
 def test_a_value_that_cannot_be_is_one_line(

@@ -70,9 +70,9 @@ def test_a_packed_run_can_be_packed_again(run, tmp_path):
 def test_what_cannot_be_packed_is_one_line(run, tmp_path):
     with pytest.raises(ServebookError, match="no run is stored here"):
         pack(tmp_path, tmp_path / "x")
-    with pytest.raises(ServebookError, match="is there already and not empty"):
+    with pytest.raises(ServebookError, match="already exists and is not empty"):
         pack(run, run)
-    with pytest.raises(ServebookError, match="lies in the run itself"):
+    with pytest.raises(ServebookError, match="is inside the run's folder"):
         pack(run, run / "kept")
     for p in run.rglob("c000*.json"):
         p.unlink()

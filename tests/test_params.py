@@ -142,7 +142,7 @@ def test_what_no_run_can_mean_is_refused_at_check(old: str, new: str, expect: st
 def test_a_url_is_one_of_a_server(url: str) -> None:
     text = DEMO.replace("    kind: naive\n", f"    kind: openai\n    url: {url}\n", 1)
     text = "\n".join(line for line in text.splitlines() if "device:" not in line)
-    with pytest.raises(ServebookError, match=r"engines\.hf\.url: this is no server's URL\. Write http://HOST:PORT"):
+    with pytest.raises(ServebookError, match=r"engines\.hf\.url: this is not a server's URL\. Write http://HOST:PORT"):
         params.loads(text)
 
 

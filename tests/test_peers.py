@@ -35,7 +35,7 @@ def test_one_stage_a_peer_with_the_metrics_it_gives(tmp_path):
         ("", r"peers.csv: has no column peer, sweep, engine, point"),
         (HEADER + "a,s,e,,0.5,\n", r"line 2: point is empty"),
         (HEADER + "a,s,e\n", r"line 2: point is empty"),
-        (HEADER + "a,s,e,c0002,5,\n\na,s,e,c0004,0,5,0.02\n", r"line 4: has more cells than the first line has names"),
+        (HEADER + "a,s,e,c0002,5,\n\na,s,e,c0004,0,5,0.02\n", r"line 4: has more cells than column names"),
         *(
             (HEADER + f"a,s,e,c0001,,0.02\n\na,s,e,c0002,{text},\n", rf"peers.csv, line 4: ttft_s is '{text}'\. Write")
             for text in ("fast", "nan", "NaN", "inf", "-inf", "-0.5", "0", "1e999")

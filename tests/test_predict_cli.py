@@ -93,7 +93,7 @@ HEAD = "sweep,engine,point,concurrency,prompt_tokens,output_tokens,ttft_mean_s,t
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (HEAD, "holds no points"),
+        (HEAD, "contains no points"),
         (
             HEAD + "s,vllm,c1,1,512,128,0.1,0.02,30\ns,vllm,c2,2,512,128,fast,0.02,30\n",
             r"point 2: ttft_mean_s is 'fast'",
@@ -112,7 +112,7 @@ HEAD = "sweep,engine,point,concurrency,prompt_tokens,output_tokens,ttft_mean_s,t
         (HEAD + "s,vllm,c1,,512,128,0.1,0.02,\n", r"concurrency is empty\. Write a positive whole number$"),
         (HEAD + "s,vllm,c1,1.5,512,128,0.1,0.02,\n", r"concurrency is '1.5'\. Write a positive whole number$"),
         (HEAD + "s,vllm,c1,nan,512,128,0.1,0.02,\n", r"concurrency is 'nan'"),
-        (HEAD + "s,vllm,c1,1,512,128,0,1,0,02,\n", r"has more cells than the first line has names"),
+        (HEAD + "s,vllm,c1,1,512,128,0,1,0,02,\n", r"has more cells than column names"),
         (
             HEAD.replace("\n", ",itl_p99_s\n") + "s,vllm,c1,1,512,128,1,1,1,inf\n",
             r"itl_p99_s is 'inf'\. Write a number",
@@ -262,7 +262,7 @@ def test_capacity_takes_the_words_of_measure(tmp_path):
     assert capacity_cli.requests_of(run, None, "800", None).mean_tokens() == (800, 150)
     for words, what in (
         (("nope", None, None), "no workload 'nope'"), (("talk", "5", None), "would be ignored"),
-        ((None, "x", None), "'x' is no length"), ((None, "-5", None), "--prompt-tokens"),
+        ((None, "x", None), "'x' is not a length"), ((None, "-5", None), "--prompt-tokens"),
     ):  # fmt: skip
         with pytest.raises(ServebookError, match=what):
             capacity_cli.requests_of(run, *words)

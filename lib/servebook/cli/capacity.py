@@ -33,7 +33,7 @@ def main(
     book = Book.open(params_path)
     slo = book.params.slo
     if slo.ttft_s is None and slo.tpot_s is None and slo.e2e_s is None:
-        raise ServebookError("no service level to meet", f"{params_path}, slo", "Set slo: {ttft_s: 0.5, tpot_s: 0.05}")
+        raise ServebookError("no service level is given", f"{params_path}, slo", "Set slo: {ttft_s: 0.5, tpot_s: 0.05}")
     asked = requests_of(book.params, workload, prompt_tokens, output_tokens)
     prompt, output = asked.mean_tokens()
     alike = not (asked.varies or asked.repeats)

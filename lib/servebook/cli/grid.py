@@ -62,7 +62,7 @@ def _axis(setting: str) -> tuple[list[str], list[Any]]:
         choices = []
     if not key or not choices:
         raise ServebookError(
-            f"{setting!r} is no setting", "--set", "Write KEY=A,B as in hardware.gpu=A100-80GB-SXM,H200"
+            f"{setting!r} is not a setting", "--set", "Write KEY=A,B as in hardware.gpu=A100-80GB-SXM,H200"
         )
     return key.split("."), choices
 
@@ -72,10 +72,10 @@ def _set(data: dict[str, Any], key: list[str], value: Any) -> None:
     for part in key[:-1]:
         if not isinstance(here, dict) or part not in here:
             known = f"In the place of {part} there is {', '.join(here)}" if isinstance(here, dict) else ""
-            raise ServebookError(f"{'.'.join(key)} leads nowhere", "--set", known or f"{part} has nothing around it")
+            raise ServebookError(f"{'.'.join(key)} does not exist", "--set", known or f"{part} is at the top level")
         here = here[part]
     if not isinstance(here, dict):
-        raise ServebookError(f"{'.'.join(key)} leads nowhere", "--set", f"{key[-2]} holds no keys")
+        raise ServebookError(f"{'.'.join(key)} does not exist", "--set", f"{key[-2]} holds no keys")
     if key in (["hardware", "gpu"], ["hardware", "figures"]):
         here.pop("figures" if key[-1] == "gpu" else "gpu", None)
     if key == ["model", "config"] or key == ["model", "hub"]:  # a new source of the model replaces the old one

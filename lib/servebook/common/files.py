@@ -103,7 +103,7 @@ def read_csv(path: Path, needed: Sequence[str]) -> list[tuple[str, dict[str, str
     if absent := [c for c in needed if c not in columns]:
         raise ServebookError(f"has no column {', '.join(absent)}", str(path), f"Needed: {', '.join(needed)}")
     if torn := next((where for where, row in rows if None in row), None):
-        raise ServebookError("has more cells than the first line has names", torn, "Quote a text that has a comma")
+        raise ServebookError("has more cells than column names", torn, "Quote text that contains a comma")
     return [(where, {column: text.strip() for column, text in row.items()}) for where, row in rows]
 
 

@@ -64,7 +64,7 @@ def json_value(text: str, where: str, fix: str) -> Any:
         reason = str(error)
     except RecursionError:
         reason = "nested too deep"
-    raise ServebookError(f"is no JSON ({reason})", where, fix)
+    raise ServebookError(f"is not valid JSON ({reason})", where, fix)
 
 
 def table(text: str, where: str) -> Iterator[tuple[int, dict[str, str]]]:

@@ -98,7 +98,7 @@ def parse(text: str) -> Length:
                 return low if low == high else (low, high)
     except (ValueError, IndexError, OverflowError):  # of int(inf)
         pass
-    raise ValueError(f"{text!r} is no length; valid: {SYNTAX}")
+    raise ValueError(f"{text!r} is not a length; valid: {SYNTAX}")
 
 
 def read_csv(path: Path) -> tuple[Listed, Listed]:
@@ -119,7 +119,9 @@ def read_csv(path: Path) -> tuple[Listed, Listed]:
                 raise ServebookError(f"{column} is {row[column]!r}", where, "Write a whole number of at least 1")
             found[column].append(count)
     if not found["prompt_tokens"]:
-        raise ServebookError("holds no lengths", str(path), "One request a line under prompt_tokens,output_tokens")
+        raise ServebookError(
+            "contains no lengths", str(path), "Write one request per line under prompt_tokens,output_tokens"
+        )
     return Listed(tuple(found["prompt_tokens"])), Listed(tuple(found["output_tokens"]))
 
 

@@ -46,7 +46,7 @@ def _once(values: list[Any]) -> list[Any]:
 
 def _url(text: str) -> str:
     if not is_server_url(text):  # not repeated in the message, because it may contain a key
-        raise unfit("this is no server's URL", "Write http://HOST:PORT, the port at most 65535")
+        raise unfit("this is not a server's URL", "Write http://HOST:PORT, the port at most 65535")
     return text
 
 

@@ -305,7 +305,7 @@ def loads(text: str, where: str = "params", base: Path = Path()) -> RunParams:
             replayed |= target is not None and target.workload == name and target.trace_speed is not None
             if replayed and not rows.times:
                 fix = "Use it with kind concurrency, arrival_rate or burst, or give its lines arrival_s"
-                raise ServebookError("the trace tells no arrivals to replay", str(base / workload.trace), fix)
+                raise ServebookError("the trace has no arrivals to replay", str(base / workload.trace), fix)
     return params
 
 

@@ -23,7 +23,7 @@ def validate(text: str, model: type[M], where: str, example: str = "params/demo.
     """
     root, data = yaml_nodes.parse(text, where, example)
     if not isinstance(data, dict):
-        raise ServebookError("this is no mapping of keys", where, f"Start from {example}")
+        raise ServebookError("expected a mapping of keys", where, f"Start from {example}")
     try:
         return model.model_validate(data)
     except ValidationError as error:

@@ -63,7 +63,7 @@ def rows(
     for line, record in records:
         where = f"{path}, line {line}"
         if not isinstance(record, Mapping):
-            raise ServebookError("is no request", where, "One object a line, with its keys")
+            raise ServebookError("is not a request", where, "Write one object per line, with its keys")
         form = form or _form(record, where)
         missing = [k for k in KEYS[form] if k not in record]
         if missing and not (form == "sharegpt" and _talk(record) is not None):
@@ -91,7 +91,7 @@ def _form(record: Mapping[str, Any], where: str) -> str:
     if found is None:
         told = ", ".join(list(record)[:8]) or "nothing"
         fix = f"Name arrival_s, prompt_tokens and output_tokens, or use one of the forms {', '.join(FORMATS[1:])}"
-        raise ServebookError(f"the trace has {told}, which is no form that is known", where, fix)
+        raise ServebookError(f"the trace has {told}, which is not a known format", where, fix)
     return found
 
 
@@ -205,7 +205,7 @@ def _conversation(record: Mapping[str, Any], line: int, where: str, per_word: fl
     """A turn for every question that has an answer."""
     said = _talk(record)
     if not isinstance(said, list):
-        raise ServebookError("conversations is no list", where, "Write what was said as a list of from and value")
+        raise ServebookError("conversations is not a list", where, "Write the messages as a list of from and value")
     before, question = 0, 0
     for entry in said:
         if not isinstance(entry, Mapping):
@@ -258,7 +258,9 @@ def of_config(text: str, path: Path) -> Iterator[tuple[int, Any]]:
     try:
         data = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
-        raise ServebookError(f"is no YAML ({str(error).splitlines()[0]})", str(path), "Correct the file") from None
+        raise ServebookError(
+            f"is not valid YAML ({str(error).splitlines()[0]})", str(path), "Correct the file"
+        ) from None
     shared = ((data.get("data") or {}) if isinstance(data, Mapping) else {}).get("shared_prefix")
     if not isinstance(shared, Mapping):
         fix = "Give inference-perf's configuration with data.type: shared_prefix"

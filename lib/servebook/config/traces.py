@@ -112,7 +112,7 @@ def _trace(rows: Iterable[TraceRow], path: Path, sha256: str, notes: list[str]) 
         before.append(follows)
         parts.append(row.parts)
     if not len(arrivals):
-        raise ServebookError("; ".join(["the trace holds no request", *notes]), str(path), OWN)
+        raise ServebookError("; ".join(["the trace contains no request", *notes]), str(path), OWN)
     if cut:
         notes.append(f"{cut} prompts of a session are no longer than what came before them: taken as new ones")
     at = np.array(arrivals)

@@ -83,7 +83,7 @@ def prepare(params: RunParams, name: str, engine: OpenAIEngine, run_dir: Path, b
                 fix = f"Set {key} beside it" if key in OpenAIEngine.model_fields else "Known: port, model, name, fields"
                 raise ServebookError(f"{{{key}}} has no value", where, f"Did you mean {{{near[0]}}}?" if near else fix)
     if engine.port is None and "{port}" not in " ".join(command):
-        raise ServebookError("names no {port}", where, "Pass {port} to the server, or set port beside it")
+        raise ServebookError("lacks {port}", where, "Pass {port} to the server, or set port beside it")
 
     def argv(port: int) -> list[str]:
         known = {**values, "port": port}

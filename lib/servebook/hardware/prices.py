@@ -39,7 +39,7 @@ def read_prices(text: str, where: str) -> dict[str, ListPrice]:
     catalog."""
     prices = strict_yaml.validate(text, _Prices, where, example="the entries beside it").root
     if unknown := [name for name in prices if name not in catalog()]:
-        raise ServebookError(f"{unknown[0]} is no card of the catalog", where, f"There are: {', '.join(catalog())}")
+        raise ServebookError(f"{unknown[0]} is not in the catalog", where, f"There are: {', '.join(catalog())}")
     return prices
 
 

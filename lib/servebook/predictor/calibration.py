@@ -334,7 +334,7 @@ def _check(point: MeasuredPoint, shape: ModelShape, gpu: Gpu, layout: Layout = A
     where = f"calibration point {point.engine} {_lengths(point)}"
     for name, seconds in (("ttft_mean_s", ttft), ("tpot_mean_s", tpot)):
         if seconds is not None and not (0 < seconds < math.inf):
-            raise ServebookError(f"{name} is {seconds:g} s", where, "Times are positive: measure the point again")
+            raise ServebookError(f"{name} is {seconds:g} s", where, "Measure the point again")
     if (point.cache_hit_share or 0.0) > HIT_SHARE:
         ttft = None
     rate = point.output_tok_per_s if (point.concurrency or 1) > 1 else None

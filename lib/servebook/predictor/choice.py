@@ -71,7 +71,7 @@ def choose(
     """
     limits = params.slo.limits
     if not limits:
-        raise ServebookError("no service level to meet", f"{where}, slo", "Set slo: {ttft_s: 0.5, tpot_s: 0.05}")
+        raise ServebookError("no service level is given", f"{where}, slo", "Set slo: {ttft_s: 0.5, tpot_s: 0.05}")
     _refuse_turned(params, where)
     target, space = Target.of(params, where), space or params.choose or SearchSpace()
     load = params.load.model_copy(update={"max_seconds": 1e6})

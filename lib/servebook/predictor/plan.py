@@ -81,7 +81,7 @@ def plan(
 def _check_budgets(minutes: float | None, cost: float | None, price: float) -> None:
     for option, budget in (("--budget-minutes", minutes), ("--budget-cost", cost)):
         if budget is not None and not 0 < budget < math.inf:
-            raise ServebookError(f"{budget:g} is no budget", option, "Give a positive number")
+            raise ServebookError(f"{budget:g} is not a budget", option, "Give a positive number")
     if cost is not None and not price:
         raise ServebookError(
             "--budget-cost needs a price", "hardware.price_per_hour",

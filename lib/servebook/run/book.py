@@ -199,7 +199,7 @@ class ReplayedRun(Book):
         stage = "datasheet" if engine is None else f"calibrated:{engine}"
         if (entry := self.frozen(stage)) is None:
             raise ServebookError(
-                f"nothing was frozen for the stage {stage}", str(self.dir), "Run `servebook run` first"
+                f"no prediction is frozen for the stage {stage}", str(self.dir), "Run `servebook run` first"
             )
         return entry
 

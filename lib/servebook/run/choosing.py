@@ -33,7 +33,7 @@ def choice_for(
     params, asked = run.params, space or run.params.choose or SearchSpace()
     if max_gpus is not None:
         if max_gpus < 1:
-            raise ServebookError(f"{max_gpus} GPUs serve nothing", "--max-gpus", "Give at least 1")
+            raise ServebookError(f"{max_gpus} is not a number of GPUs", "--max-gpus", "Give at least 1")
         asked = asked.model_copy(update={"max_gpus": max_gpus})
     cards = priced_gpus(run, gpus, asked, where)
     shapes = {}

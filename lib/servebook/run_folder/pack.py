@@ -36,9 +36,9 @@ def pack(run_dir: Path, into: Path) -> Path:
     if not RunFiles(run_dir).params.exists():
         raise ServebookError("no run is stored here", str(run_dir), "Give a folder under outputs/")
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
-        raise ServebookError("is there already and not empty", str(into), "Remove it, or give another folder")
+        raise ServebookError("already exists and is not empty", str(into), "Remove it, or give another folder")
     if into.resolve().is_relative_to(run_dir.resolve()):
-        raise ServebookError("lies in the run itself", str(into), "Give a folder elsewhere")
+        raise ServebookError("is inside the run's folder", str(into), "Give a folder elsewhere")
     points = results.read_points(run_dir)
     if not points:
         raise ServebookError("nothing is measured yet", str(run_dir), "Run `servebook run` first")

@@ -44,9 +44,9 @@ def read(path: Path) -> tuple[list[MeasuredPoint], dict[str, Any]]:
             f"lacks the columns {', '.join(sorted(missing))}", str(path), "outputs/published/README.md lists them"
         )
     if not isinstance(frame.index, pd.RangeIndex):  # pandas would take extra cells at the front as row names
-        raise ServebookError("has more cells than the first line has names", str(path), "Quote a text that has a comma")
+        raise ServebookError("has more cells than column names", str(path), "Quote text that contains a comma")
     if frame.empty:
-        raise ServebookError("holds no points", str(path), "Add a line for every measured point below the names")
+        raise ServebookError("contains no points", str(path), "Add one line per measured point below the header")
     for column in (c for c in frame.columns if c in SIZES or c.endswith("_s") or c.startswith(HIT_SHARE)):
         given, numbers = frame[column], pd.to_numeric(frame[column], errors="coerce")
         fits, meant = numbers.abs().lt(math.inf), "a number"

@@ -56,7 +56,7 @@ def series_path(run_dir: Path, sweep: str, engine: str, point: str) -> Path:
 
 def _write_fault(error: OSError, path: Path) -> ServebookError:
     return ServebookError(
-        f"cannot write: {error.strerror or error}", str(path), "Free some space or fix the rights, then resume the run"
+        f"cannot write: {error.strerror or error}", str(path), "Free space or fix the permissions, then run again"
     )
 
 

@@ -141,7 +141,9 @@ def guidellm(d: Any, where: str) -> ToolResult:
     n = count(mapping(totals), "successful", where)
     lengths = [round(of(k, 1.0).get("mean", 0)) for k in ("prompt_token_count", "output_token_count")]
     if not all(lengths):
-        raise ServebookError("guidellm tells no token counts", where, "Give the benchmarks.json of a run with usage")
+        raise ServebookError(
+            "guidellm's file has no token counts", where, "Give the benchmarks.json of a run with usage"
+        )
     kind = str(strategy.get("type_") or strategy.get("type") or "")
     streams = number(strategy.get("streams") or strategy.get("max_concurrency"))
     rate = number(strategy.get("rate"))
@@ -163,7 +165,7 @@ def guidellm(d: Any, where: str) -> ToolResult:
     elif rate:
         result.rate_per_s = rate
     elif kind != "throughput":
-        raise ServebookError("guidellm tells neither streams nor a rate", where, "Give a run of a known strategy")
+        raise ServebookError("guidellm's file has neither streams nor a rate", where, "Give a run of a known strategy")
     return result
 
 
@@ -182,7 +184,9 @@ def aiperf(d: Mapping[str, Any], records: Mapping[str, Any], where: str) -> Tool
     lengths = [round(of(k).get("mean", 0)) for k in ("input_sequence_length", "output_sequence_length")]
     if not n or not all(lengths):
         raise ServebookError(
-            "aiperf tells no request_count or sequence lengths", where, "Give profile_export_aiperf.json of a whole run"
+            "aiperf's file has no request_count or sequence lengths",
+            where,
+            "Give profile_export_aiperf.json of a whole run",
         )
     concurrency, rate = whole(_find(d, "concurrency")), number(_find(d, "request_rate"))
     if not concurrency and not rate:
@@ -207,7 +211,7 @@ def inference_perf(d: Mapping[str, Any], where: str) -> ToolResult:
     lengths = [round(_summary(good.get(k), 1.0).get("mean", 0)) for k in ("prompt_len", "output_len")]
     if not all(lengths):
         raise ServebookError(
-            "inference-perf tells no prompt_len and output_len", where, "Give a stage's lifecycle file"
+            "inference-perf's file has no prompt_len and output_len", where, "Give a stage's lifecycle file"
         )
     rate = number(load.get("requested_rate")) or number(load.get("achieved_rate"))
     concurrency = number(load.get("concurrency"))
@@ -227,14 +231,14 @@ def inference_perf(d: Mapping[str, Any], where: str) -> ToolResult:
         assumed=["arrivals at equal gaps, inference-perf's default"],
     )  # fmt: skip
     if result.concurrency is None and result.rate_per_s is None:
-        raise ServebookError("inference-perf tells no rate", where, "Give a file with load_summary.requested_rate")
+        raise ServebookError("inference-perf's file has no rate", where, "Give a file with load_summary.requested_rate")
     return result
 
 
 def rows(rows: list[Mapping[str, str]], where: str) -> ToolResult:
     """A CSV of requests."""
     if not rows:
-        raise ServebookError("holds no results", where, f"Give a file of {TOOLS}")
+        raise ServebookError("contains no results", where, f"Give a file of {TOOLS}")
     needed = ("prompt_tokens", "output_tokens")
     if missing := [k for k in needed if k not in rows[0]]:
         raise ServebookError(
@@ -250,7 +254,7 @@ def rows(rows: list[Mapping[str, str]], where: str) -> ToolResult:
         measured[latency] = spread([v * scale for v in column(rows, ms if scale < 1 else latency, where)])
     if len(prompts) != len(rows) or len(outputs) != len(rows):
         raise ServebookError(
-            "some requests tell no length", where, "Fill prompt_tokens and output_tokens on every line"
+            "some requests have no length", where, "Fill prompt_tokens and output_tokens on every line"
         )
     if len(starts) != len(rows):
         raise ServebookError(

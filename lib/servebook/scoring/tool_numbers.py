@@ -48,7 +48,7 @@ def count(data: Mapping[str, Any], key: str, where: str, most: float = MOST_REQU
     """A required count. Raises ServebookError."""
     value = number(data.get(key))
     if not value or value < 1:
-        raise ServebookError(f"tells no {key}", where, "Give the results of a run whose requests were answered")
+        raise ServebookError(f"has no {key}", where, "Give the results of a run whose requests were answered")
     if value > most:
         raise ServebookError(f"{key} is {value:.3g}", where, f"At most {most:,.0f} are read")
     return int(value)

@@ -28,7 +28,7 @@ def read(path: Path) -> list[ToolResult]:
     _, text = record_files.read_text(path, "the results", FIX)
     found = [_result(record, where) for where, record in _records(text, path)]
     if not found:
-        raise ServebookError("holds no results", str(path), FIX)
+        raise ServebookError("contains no results", str(path), FIX)
     for result in found:
         _check(result, str(path))
     return found
@@ -40,7 +40,7 @@ def _check(result: ToolResult, where: str) -> None:
     told = {latency: spread for latency in LATENCIES if (spread := result.measured.get(latency))}
     if not told:
         fix = "Measure with streaming on, and save TTFT, TPOT or end-to-end latency"
-        raise ServebookError(f"{result.tool} tells no latency", where, fix)
+        raise ServebookError(f"{result.tool} has no latency", where, fix)
     for latency, spread in told.items():
         if wrong := [s for s, value in spread.items() if not (math.isfinite(value) and value >= 0)]:
             raise ServebookError(f"{latency} {wrong[0]} is {spread[wrong[0]]:g}", where, "Correct the file")
@@ -96,4 +96,4 @@ def _result(data: Any, where: str) -> ToolResult:
             return tool_formats.aiperf(data, inner, where)
         if "completed" in data and ("mean_ttft_ms" in data or "median_ttft_ms" in data or "request_throughput" in data):
             return tool_formats.vllm(data, where)
-    raise ServebookError("these are results of no tool that is known", where, FIX)
+    raise ServebookError("not the results of a known tool", where, FIX)
