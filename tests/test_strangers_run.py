@@ -109,3 +109,30 @@ def test_notebooks_that_lack_a_stored_point_are_out_of_date(book: Book) -> None:
     later = (copies / "00_preflight.ipynb").stat().st_mtime + 60
     os.utime(point, (later, later))
     assert "is older than a point of its sweep" in str(out_of_date(book))
+
+
+def test_a_kernel_that_dies_at_its_start_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process took the port that was meant for it."""
+    import papermill
+
+    source = tmp_path / "a.ipynb"
+    source.write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
+    tries: list[str] = []
+    told: list[str] = []
+
+    def dies(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Kernel died before replying to kernel_info")
+
+    def dies_once(source: str, target: str, *_: Any, **__: Any) -> None:
+        tries.append(target)
+        if len(tries) == 1:
+            dies()
+        Path(target).write_text('{"cells": []}')
+
+    monkeypatch.setattr(papermill, "inspect_notebook", lambda path: {})
+    monkeypatch.setattr(papermill, "execute_notebook", dies_once)
+    notebook_execution.execute(source, tmp_path / "out.ipynb", {}, on_retry=told.append)
+    assert len(tries) == 2 and told == ["the kernel of a.ipynb died; running it again"]
+    monkeypatch.setattr(papermill, "execute_notebook", dies)
+    with pytest.raises(ServebookError, match="its kernel died twice"):
+        notebook_execution.execute(source, tmp_path / "out.ipynb", {})

@@ -42,7 +42,9 @@ def execute(
                 cwd=str(source.parent), extra_arguments=["--IPKernelApp.log_level=CRITICAL"],
             )  # fmt: skip
             break
-        except DeadKernelError as error:
+        except RuntimeError as error:
+            if not isinstance(error, DeadKernelError) and "Kernel died" not in str(error):  # the latter: at its start,
+                raise _notebook_fault(source, partial, error) from error  # where another took a port meant for it
             if attempt == 2:
                 raise ServebookError(
                     "its kernel died twice", source.name,
@@ -58,7 +60,7 @@ def execute(
                 f"cannot write the executed copy ({error.strerror or error})", str(partial),
                 "Free space or permissions there, then run again: what is measured is kept",
             ) from error  # fmt: skip
-        except (PapermillException, RuntimeError, ValueError) as error:
+        except (PapermillException, ValueError) as error:
             raise _notebook_fault(source, partial, error) from error
     cells = json.loads(partial.read_text())["cells"]
     unrun = [
