@@ -47,10 +47,10 @@ preflight: $(READY)  ## is this machine fit to run it: driver, toolchain, disk, 
 	@$(BIN)/servebook preflight $(PARAMS)
 
 test: $(READY)  ## all tests, in two processes
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-fast: $(READY)  ## the quick tests of every package, under 90 s
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not engine and not browser and not slow"
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not engine and not browser and not slow"
 
 lint: $(READY)  ## ruff, mypy, mdformat
 	@$(BIN)/ruff check .

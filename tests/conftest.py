@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
 import slow
+from xdist.scheduler import LoadScopeScheduling
 
 # A suite run in the background or under nohup has these ignored, and every process that a test starts would inherit it
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -13,16 +17,31 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
         signal.signal(_number, _handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of slow.txt as slow. Files that start engines or browsers come first, all in one process.
+def starts_machines(file: Path) -> bool:
+    """Whether a test file starts engines or browsers."""
+    return bool(re.search(r"pytest\.mark\.(engine|browser)\b", file.read_text(encoding="utf-8")))
 
-    `make test` runs two processes: two engines side by side would share a GPU, and the longest has to begin first.
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of slow.txt as slow, and let the files that start engines or browsers come first.
+
+    They take longest, and so have to begin first where two processes share the tests (`make test`).
     """
-    listed = slow.names()
-    machines = {i.path for i in items if i.get_closest_marker("engine") or i.get_closest_marker("browser")}
+    listed, machines = slow.names(), {p for p in {i.path for i in items} if starts_machines(p)}
     items.sort(key=lambda item: item.path not in machines)
     for item in items:
         if f"{item.path.stem}::{item.name.partition('[')[0]}" in listed:
             item.add_marker("slow")
-        item.add_marker(pytest.mark.xdist_group("machines" if item.path in machines else item.path.stem))
+
+
+class ByFile(LoadScopeScheduling):
+    """A file's tests go to one process, and all that start engines or browsers to the same one: two engines side by
+    side would share a GPU."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "engines and browsers" if starts_machines(self.config.rootpath / file) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    return ByFile(config, log)
