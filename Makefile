@@ -46,11 +46,14 @@ check: $(READY)  ## validate a parameter file
 preflight: $(READY)  ## is this machine fit to run it: driver, toolchain, disk, ports, GPU
 	@$(BIN)/servebook preflight $(PARAMS)
 
-test: $(READY)  ## all tests, in two processes
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Two processes share the tests' files; one where engines would share a GPU
+TESTERS ?= $(if $(filter cuda,$(KIND)),0,2)
+
+test: $(READY)  ## all tests
+	@$(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder
 
 test-fast: $(READY)  ## the quick tests of every package, under 90 s
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not engine and not browser and not slow"
+	@$(BIN)/python -m pytest -n $(TESTERS) --dist loadfile -m "not engine and not browser and not slow"
 
 lint: $(READY)  ## ruff, mypy, mdformat
 	@$(BIN)/ruff check .

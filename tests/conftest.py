@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import slow
-from xdist.scheduler import LoadScopeScheduling
 
 # A suite run in the background or under nohup has these ignored, and every process that a test starts would inherit it
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -32,16 +30,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if f"{item.path.stem}::{item.name.partition('[')[0]}" in listed:
             item.add_marker("slow")
-
-
-class ByFile(LoadScopeScheduling):
-    """A file's tests go to one process, and all that start engines or browsers to the same one: two engines side by
-    side would share a GPU."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return "engines and browsers" if starts_machines(self.config.rootpath / file) else file
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
-    return ByFile(config, log)
