@@ -81,7 +81,13 @@ def test_names_people_and_drivers_use(given: str, name: str):
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [("A4O", "A40"), ("H100", "H100-PCIe or H100-SXM or H100-NVL"), ("RTX-4091", "RTX-4090 or RTX-5090")],
+    [
+        ("A4O", "A40"),
+        ("H100", "H100-PCIe or H100-SXM or H100-NVL"),
+        ("H1000", "H100-PCIe or H100-SXM or H100-NVL"),
+        ("L40S-48GB", "L40S"),
+        ("RTX-4091", "RTX-4090 or RTX-5090"),
+    ],
 )
 def test_unknown_name_gets_the_nearest(given: str, meant: str):
     with pytest.raises(ServebookError) as e:

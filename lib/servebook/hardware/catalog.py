@@ -161,7 +161,10 @@ def resolve(hardware: HardwareParams) -> Gpu:
     if _key(wanted) in by_key:
         return by_key[_key(wanted)]
     near = [n for n in cards if _key(n).startswith(_key(wanted))]
-    near = near or [n for n in cards if _key(wanted).startswith(_key(n))]
+    begun = [
+        k for k in {_key(n.split("-")[0]) for n in cards} if _key(wanted).startswith(k) and any(map(str.isdigit, k))
+    ]
+    near = near or [n for n in cards if begun and _key(n.split("-")[0]) == max(begun, key=len)]
     close = difflib.get_close_matches(_key(wanted), by_key, 2, NEAR)
     near = near or list(dict.fromkeys(by_key[k].name for k in close))
     hint = f"Did you mean {' or '.join(near)}? " if near else ""
