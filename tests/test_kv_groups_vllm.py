@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from servebook.model.reader import from_config
 from servebook.model.shape import AttentionLayers
 from servebook.predictor import kv_groups
 from test_published_configs import shape
@@ -73,3 +75,36 @@ def test_pools_are_those_of_vllms_classes(name: str) -> None:
     tokens, concurrency = vllm.get_kv_cache_capacity(config, theirs)
     assert (ours.blocks, ours.tokens(context)) == (theirs.num_blocks, tokens)
     assert ours.concurrency(context) == pytest.approx(concurrency)
+
+
+def _mamba2(heads: int, head: int, groups: int, state: int) -> dict[str, Any]:
+    return {
+        "intermediate_size": heads * head, "n_groups": groups, "num_heads": heads, "head_dim": head,
+        "state_size": state, "conv_kernel": 4,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "calculator", "arguments"),
+    [
+        ({"model_type": "mamba", "hidden_size": 2560, "state_size": 16}, "mamba1_state_shape",
+         {"intermediate_size": 5120, "state_size": 16, "conv_kernel": 4}),
+        ({"model_type": "jamba", "hidden_size": 4096, "mamba_expand": 2}, "mamba1_state_shape",
+         {"intermediate_size": 8192, "state_size": 16, "conv_kernel": 4}),
+        ({"model_type": "mamba2", "n_groups": 8}, "mamba2_state_shape", _mamba2(128, 64, 8, 128)),
+        ({"model_type": "bamba"}, "mamba2_state_shape", _mamba2(128, 64, 1, 256)),
+        ({"model_type": "falcon_h1", "hidden_size": 3072, "mamba_d_ssm": 3072, "mamba_n_heads": 24,
+          "mamba_d_head": 128, "mamba_d_state": 256}, "mamba2_state_shape", _mamba2(24, 128, 1, 256)),
+        ({"model_type": "lfm2", "hidden_size": 2048, "num_hidden_layers": 2, "conv_L_cache": 3,
+          "layer_types": ["conv", "full_attention"]}, "short_conv_state_shape",
+         {"intermediate_size": 2048, "conv_kernel": 3}),
+    ],
+)  # fmt: skip
+def test_states_are_as_large_as_vllm_keeps_them(
+    config: dict[str, Any], calculator: str, arguments: dict[str, int]
+) -> None:
+    from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculator
+
+    shapes = getattr(MambaStateShapeCalculator, calculator)(tp_world_size=1, **arguments)
+    kept = {a.state_bytes for a in from_config(config, name="x").attention if a.kind == "state"}
+    assert kept == {2 * sum(math.prod(s) for s in shapes)}
