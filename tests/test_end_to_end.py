@@ -26,14 +26,14 @@ QUICK = {  # the demo with fewer and shorter points: old → new
 }
 
 
-def servebook(*args, outputs, cwd=ROOT):
+def servebook(*args, outputs, cwd=ROOT, timeout=600):
     return subprocess.run(
         [sys.executable, "-m", "servebook.cli", *args],
         cwd=cwd,
         env={**os.environ, "SERVEBOOK_OUTPUTS": str(outputs)},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=timeout,
     )
 
 
@@ -243,7 +243,7 @@ load: {warmup_requests: 1, min_requests: 4, max_requests: 6, min_seconds: 0, max
 
 def test_a_mixture_of_experts_goes_through_the_book_with_both_engines(tmp_path):
     (tmp_path / "mixture.yaml").write_text(MIXTURE)
-    done = servebook("run", str(tmp_path / "mixture.yaml"), outputs=tmp_path)
+    done = servebook("run", str(tmp_path / "mixture.yaml"), outputs=tmp_path, timeout=1800)  # 100 s of CPU
     assert done.returncode == 0, done.stderr[-3000:]
     run = tmp_path / "mixture"
     points = points_of(run)
