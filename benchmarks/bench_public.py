@@ -34,15 +34,22 @@ from servebook.predictor.calibration import Z80, Calibration, calibrate
 from servebook.predictor.intervals import form_error
 from servebook.predictor.server_limits import PredictedServer, Times
 from servebook.predictor.simulated_clients import Traffic
+from servebook.predictor.steptime import VllmTimes
 
 OWN = Path(__file__).parents[1] / "outputs" / "published" / "public"
 STAGES = ("datasheet", "calibrated")
 SAMPLES = 8
 MOST, MOST_DRAWN, MOST_LEARNED = 1500, 400, 200  # requests of a simulated row
-# Sources in whose view constants of priors.py and steptime.py were chosen: the host's time a step (aic-silicon), the
-# link's rate over PCIe (dennislee-a100). All other constants are from kernel tables and from runs on H200s. The widths
-# of intervals on others' loads (intervals.FORM_ERROR) are the size of the residuals of all sources.
-LEARNED = frozenset({"aic-silicon", "dennislee-a100"})
+# Sources in whose view constants of priors.py and steptime.py were chosen: the host's time a step (aic-silicon), small
+# all-reduces over PCIe (dennislee-a100), launches in eager mode (cssnoeasy-a100). All other constants are from kernel
+# tables and from runs on H200s. The widths of intervals on others' loads (intervals.FORM_ERROR) are the size of the
+# residuals of all sources.
+LEARNED = frozenset({"aic-silicon", "dennislee-a100", "cssnoeasy-a100"})
+
+
+# what a row of somebody else's table may raise; each is named in one line
+EXPECTED = (ServebookError, ValueError, KeyError, TypeError, ArithmeticError, AttributeError, LookupError, OSError)
+Named = dict[str, list[str]]
 
 
 @dataclass
@@ -55,6 +62,7 @@ class Score:
     predicted: float
     error: float
     inside: bool
+    half: float  # of the interval, in logarithms
 
 
 def figures(server: PredictedServer, times: Times, load: Traffic, p50: bool) -> dict[str, float]:
@@ -73,29 +81,34 @@ class Bench:
     """One server of a table: its rows, from the datasheet and calibrated."""
 
     def __init__(self, rows: Sequence[Row], folder: Path, tools: Mapping[str, str]) -> None:
-        self.folder, self.failed, self.ruled_out = folder, list[str](), list[str]()
+        self.folder, self.failed, self.ruled_out, self.unlearned = folder, list[str](), list[str](), list[str]()
         self.untold = tools.get(rows[0].cells.get("source", ""), "").lower().startswith("not told")
         self.usable = [(row, server) for row in rows if (server := self._server(row)) is not None]
 
     def _server(self, row: Row) -> PredictedServer | None:
         """None where the row cannot be predicted, or has no figure that can be true."""
         try:
+            public_points.take_figures(row)
             if not row.measured:
+                self.failed.append(f"{row.name}: no figure of TTFT, TPOT or output rate")
                 return None
+            if not 0 < row.offered < math.inf:
+                raise ServebookError("the row tells no load", row.name, "Give concurrency, rate_per_s or num_prompts")
             server = public_points.server_of(row, self.folder)
             for metric, why in public_points.impossible(row, server).items():
                 self.ruled_out.append(f"{row.name}: {metric} {why}")
                 del row.measured[metric]
             return server if row.measured else None
-        except (ServebookError, ValueError, KeyError, TypeError, ArithmeticError) as error:
-            self.failed.append(f"{row.name}: {error}")
+        except EXPECTED as error:
+            self.failed.append(f"{row.name}: {_one_line(error).removeprefix(f'{row.name}: ')}")
             return None
 
     def predict(self, row: Row, server: PredictedServer, times: Times, seed: int, most: int) -> dict[str, float]:
         load = public_points.traffic_of(row, self.untold, seed, most)
+        if isinstance(times, VllmTimes) and (load.concurrency or 2) > 1:
+            times.overlap = 1  # every stage of a pipeline has a group's batch
         found = figures(server, times, load, row.cells.get("stat") == "p50")
-        if (share := row.whole("dp", 1) or 1) > 1:
-            found["output"] *= share
+        found["output"] *= public_points.groups_of(row)
         return found
 
     def score(self, stage: str, row: Row, server: PredictedServer, calibration: Calibration) -> list[Score]:
@@ -112,7 +125,7 @@ class Bench:
             spread = statistics.stdev(logs) if len(logs) > 1 else 0.0
             half = Z80 * math.hypot(spread, form_error(metric, calibration.stage))
             off = math.log(central[metric] / row.measured[metric])
-            scores.append(Score(row, stage, metric, central[metric], math.expm1(off), abs(off) <= half))
+            scores.append(Score(row, stage, metric, central[metric], math.expm1(off), abs(off) <= half, half))
         return scores
 
     def learn(self, rows: Sequence[tuple[Row, PredictedServer]]) -> Calibration:
@@ -143,7 +156,7 @@ class Bench:
         return calibrate(
             "vllm", server.shape, server.gpu, points, facts=public_points.facts_of(rows[0][0]),
             budget=server.config.max_num_batched_tokens, layout=server.layout,
-            captured_tokens=server.captured_tokens, simulated=simulated,
+            times=server.times, simulated=simulated,
         )  # fmt: skip
 
     def run(self, stages: Sequence[str]) -> list[Score]:
@@ -156,24 +169,32 @@ class Bench:
                 continue
             try:
                 known = self.learn(learned) if learned else None
-            except (ServebookError, ValueError, ArithmeticError) as error:
-                self.failed.append(f"{learned[0][0].name}: nothing can be learned: {error}")
+            except EXPECTED as error:
+                self.unlearned.append(f"{learned[0][0].name}: {_one_line(error)}")
                 known = None
             for row, server in rest:
                 try:
                     scores += self.score(stage, row, server, known or self.prior(row, server))
-                except (ServebookError, ValueError, ArithmeticError) as error:
-                    self.failed.append(f"{row.name}: {error}")
+                except EXPECTED as error:
+                    self.failed.append(f"{row.name}: {stage}: {_one_line(error).removeprefix(f'{row.name}: ')}")
         return scores
 
     def prior(self, row: Row, server: PredictedServer) -> Calibration:
         return calibrate("vllm", server.shape, server.gpu, facts=public_points.facts_of(row), layout=server.layout)
 
 
-def _bench(job: tuple[list[Row], Path, dict[str, str], Sequence[str]]) -> tuple[list[Score], list[str], list[str]]:
+def _one_line(error: BaseException) -> str:
+    """What is wrong, in one line: an unexpected error with its kind."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ServebookError) else f"{type(error).__name__}: {text}"
+
+
+def _bench(job: tuple[list[Row], Path, dict[str, str], Sequence[str]]) -> tuple[list[Score], Named]:
     rows, folder, tools, stages = job
     bench = Bench(rows, folder, tools)
-    return bench.run(stages), bench.failed, bench.ruled_out
+    scores = bench.run(stages)
+    named = {"failed": bench.failed, "ruled_out": bench.ruled_out, "unlearned": bench.unlearned}
+    return scores, {k: list(dict.fromkeys(v)) for k, v in named.items()}
 
 
 def summary(scores: Sequence[Score]) -> dict[str, dict[str, float]]:
@@ -268,14 +289,14 @@ def main() -> int:
     tools = public_points.tools(args.data, OWN)
     jobs = [(group, args.data, tools, stages) for group in public_points.setups(rows).values()]
     scores: list[Score] = []
-    failed, ruled_out = list[str](), list[str]()
+    named: Named = {"failed": [], "ruled_out": [], "unlearned": []}
     with ProcessPoolExecutor(max(args.jobs, 1)) as pool:
-        for got, lost, wrong in pool.map(_bench, jobs):
+        for got, of in pool.map(_bench, jobs):
             scores += got
-            failed += lost
-            ruled_out += wrong
+            for what, texts in of.items():
+                named[what] += texts
     found = tables(scores, stages)
-    found |= {"rows": len(rows), "failed": failed, "ruled_out": ruled_out}
+    found |= {"rows": len(rows), **named}
     if args.json:
         print(json.dumps(found, indent=1))
         return 0
@@ -284,10 +305,12 @@ def main() -> int:
             values = f"{s.row.measured[s.metric]:10.4f} {s.predicted:10.4f} {100 * s.error:+7.1f}"
             print(f"{s.stage[:5]} {s.row.name:80s} {s.metric:6s} {values} {'' if s.inside else 'out'}")
     show(found, stages)
-    print(f"{len(rows)} rows, {len(failed)} not predicted, {len(ruled_out)} figures ruled out by their own rows")
+    counts = [f"{len(named['failed'])} not predicted", f"{len(named['ruled_out'])} figures ruled out by their own rows"]
+    print(f"{len(rows)} rows, {', '.join(counts)}, {len(named['unlearned'])} servers that nothing was learned of")
     print(f"{time.monotonic() - begun:.0f} s")
-    for text in [*(f"not predicted: {x}" for x in failed), *(f"ruled out: {x}" for x in ruled_out)]:
-        print(" ", text[:220])
+    for what, title in (("failed", "not predicted"), ("ruled_out", "ruled out"), ("unlearned", "not learned from")):
+        for text in named[what]:
+            print(f"  {title}: {text[:200]}")
     return 0
 
 

@@ -29,11 +29,21 @@ from servebook.model.shape import ModelShape
 from servebook.predictor.server_limits import PredictedServer, server
 from servebook.predictor.simulated_clients import Prompt, Traffic
 
+LEAST_ROUNDS = 4  # of a closed loop, however many clients it has: with fewer its start is all there is
+MOST_AT_ONCE = 4000
 ROUNDS = 10  # of a closed loop that does not say how many prompts it sent
 UNTOLD = 0.10  # spread of lengths that nobody told
 EOS_SD = 0.6  # relative sd of answers that end by themselves (ShareGPT's, cut at a few hundred tokens)
 METRICS = ("ttft", "tpot", "output")
 CELLS = (("ttft", "ttft_ms", 1e-3), ("tpot", "tpot_ms", 1e-3), ("output", "output_tok_s", 1.0))
+# what a table may call a precision: what the engine is to do with 16-bit weights (None: nothing)
+QUANTIZATIONS = {
+    **dict.fromkeys(("", "none", "no", "-", "auto", "bf16", "bfloat16", "fp16", "float16", "fp8kv"), None),
+    **dict.fromkeys(("fp8", "fp8_e4m3", "w8a8-fp8", "fp8-dynamic"), "fp8"),
+    **dict.fromkeys(("int8", "w8a8", "w8a8-int8"), "int8"),
+    **dict.fromkeys(("int4", "w4a16", "awq", "awq_marlin", "gptq", "gptq_marlin"), "int4"),
+}
+DTYPES = {"": "bfloat16", "auto": "bfloat16", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 SURE = 0.97  # of a floor by the datasheet's peaks, under which a figure cannot be what its row says
 
 
@@ -45,8 +55,17 @@ class Row:
     measured: dict[str, float] = field(default_factory=dict)
 
     def number(self, key: str) -> float | None:
+        """Raises ServebookError for a cell that holds no finite number."""
         text = (self.cells.get(key) or "").strip()
-        return float(text) if text else None
+        if not text:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise ServebookError(f"{key} is {text!r}, no number", self.name, "Leave out what was not published")
+        return value
 
     def whole(self, key: str, default: int | None = None) -> int | None:
         value = self.number(key)
@@ -64,7 +83,7 @@ class Row:
     @property
     def setup(self) -> tuple[str, ...]:
         """What stays the same over the points of one server."""
-        keys = ("source", "gpu", "tp", "dp", "model", "dtype", "quant", "kv_cache_dtype", "eager", "vllm")
+        keys = ("source", "gpu", "tp", "pp", "dp", "ep", "model", "dtype", "quant", "kv_cache_dtype", "eager", "vllm")
         return tuple(self.cells.get(k, "") for k in keys)
 
     @property
@@ -82,12 +101,16 @@ def read(folder: Path) -> list[Row]:
     with path.open(encoding="utf-8", newline="") as f:
         for cells in csv.DictReader(f):
             row = Row({k: v or "" for k, v in cells.items() if k})
-            for metric, key, scale in CELLS:
-                value = row.number(key)
-                if value is not None and value > 0:
-                    row.measured[metric] = value * scale
             rows.append(row)
     return rows
+
+
+def take_figures(row: Row) -> None:
+    """The row's measured figures, from its cells. Raises ServebookError where one is no number."""
+    for metric, key, scale in CELLS:
+        value = row.number(key)
+        if value is not None and value > 0:
+            row.measured[metric] = value * scale
 
 
 def tools(folder: Path, own: Path) -> dict[str, str]:
@@ -95,16 +118,22 @@ def tools(folder: Path, own: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in (own / "sources.json", folder / "sources.json"):
         if path.is_file():
-            for name, source in json.loads(path.read_text(encoding="utf-8")).items():
-                found[name] = str(source.get("tool", ""))
+            try:
+                sources = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError:
+                continue  # says nothing
+            for name, source in sources.items() if isinstance(sources, dict) else ():
+                found[name] = str(source.get("tool", "")) if isinstance(source, dict) else ""
     return found
 
 
 def shape_of(row: Row, folder: Path) -> ModelShape:
     c = row.cells
     kv = "fp8" if c.get("kv_cache_dtype", "").startswith("fp8") else "auto"
-    dtype = c.get("dtype") or "bfloat16"
-    return _shape(c["model"], str(folder), kv, dtype, c.get("quant", ""))
+    dtype, quant = c.get("dtype", "").strip().lower(), c.get("quant", "").strip().lower()
+    if not c.get("model"):
+        raise ServebookError("the row names no model", row.name, "Give a folder of models/ or cfg: and a name")
+    return _shape(c["model"], str(folder), kv, DTYPES.get(dtype, dtype), quant)
 
 
 @cache
@@ -115,24 +144,25 @@ def _shape(model: str, folder: str, kv: str, dtype: str, quant: str) -> ModelSha
     else:
         named["path"] = str(Path(folder) / "models" / model)
     plain = reader.load_shape(ModelParams(**named), Path(folder))
-    if plain.weight_bits == 16 and quant in ("fp8", "int8", "int4"):
-        return reader.load_shape(ModelParams(**named, quantization=quant), Path(folder))  # quantized by the engine
-    return plain
+    if plain.weight_bits != 16:
+        return plain  # the checkpoint says it itself
+    if quant not in QUANTIZATIONS:
+        raise ServebookError(f"the quantization {quant!r} is not known, nor told by the checkpoint", model, "")
+    asked = QUANTIZATIONS[quant]
+    return reader.load_shape(ModelParams(**named, quantization=asked), Path(folder)) if asked else plain
 
 
 def server_of(row: Row, folder: Path) -> PredictedServer:
     """The server that the row describes. It was served: a pool that is thought too small is taken as large enough."""
     c, shape = row.cells, shape_of(row, folder)
-    gpus = catalog.catalog()
-    if c["gpu"] not in gpus:
-        raise ServebookError(f"the card {c['gpu']!r} is not in the catalog", row.name, "")
-    gpu = gpus[c["gpu"]]
+    gpu = gpu_of(row)
     given = {
         "max_num_batched_tokens": row.whole("max_num_batched_tokens"), "max_num_seqs": row.whole("max_num_seqs"),
         "max_model_len": row.whole("max_model_len"), "gpu_memory_utilization": row.number("gpu_memory_utilization"),
     }  # fmt: skip
     engine = VllmEngine(
-        kind="vllm", tensor_parallel_size=row.whole("tp", 1), enforce_eager=c.get("eager") == "True",
+        kind="vllm", tensor_parallel_size=row.whole("tp", 1), enforce_eager=_true(c.get("eager")),
+        pipeline_parallel_size=row.whole("pp", 1), **_experts_of(row, shape),
         **{k: v for k, v in given.items() if v is not None},
     )  # fmt: skip
     facts = facts_of(row)
@@ -145,6 +175,19 @@ def server_of(row: Row, folder: Path) -> PredictedServer:
     return found
 
 
+def _true(text: str | None) -> bool:
+    return (text or "").strip().lower() in ("true", "yes", "1")
+
+
+def _experts_of(row: Row, shape: ModelShape) -> dict[str, Any]:
+    """Replicas that share a mixture's experts step together; those of a dense model are servers by themselves."""
+    if not shape.experts:
+        return {}
+    told = (row.cells.get("ep") or "").strip()
+    whole_experts = int(told) > 1 if told.isdigit() else _true(told)
+    return {"data_parallel_size": row.whole("dp", 1), "enable_expert_parallel": whole_experts}
+
+
 def facts_of(row: Row) -> dict[str, Any]:
     """What the row says of its server beside its settings."""
     c, facts = row.cells, dict[str, Any](usage_per_event=False)
@@ -153,7 +196,7 @@ def facts_of(row: Row) -> dict[str, Any]:
         pool = int(told[1])
     if pool:
         facts["kv_cache_tokens"] = pool
-    if c.get("eager") == "True":
+    if _true(c.get("eager")):
         facts["cuda_graphs"] = False
     if c.get("vllm"):
         facts["version"] = c["vllm"]
@@ -200,24 +243,34 @@ def _answer(mean: float, most: int | None, rng: random.Random) -> int:
     return min(length, most) if most else length
 
 
+def groups_of(row: Row) -> int:
+    """Groups of requests that step by themselves: replicas, and the stages of a pipeline."""
+    return max((row.whole("dp", 1) or 1) * (row.whole("pp", 1) or 1), 1)
+
+
 def traffic_of(row: Row, untold: bool, seed: int = 1, most: int = 4000) -> Traffic:
-    """The load as its client sends it, from the first request to the last; of several replicas, one's share."""
-    kind, share = row.cells.get("load"), row.whole("dp", 1) or 1
+    """The load as its client sends it, from the first request to the last; of several groups, one's share."""
+    kind, share = row.cells.get("load"), groups_of(row)
     count = row.whole("num_prompts")
     if kind == "closed":
         c = max(round((row.number("concurrency") or 1) / share), 1)
-        count = min(max((count or ROUNDS * c * share) // share, 1), most)
-        return Traffic(prompts_of(row, count, untold, seed), concurrency=c, requests=count, seed=seed, finite=True)
+        count = min(max((count or ROUNDS * c * share) // share, 1), max(most, LEAST_ROUNDS * c))
+        return Traffic(
+            prompts_of(row, count, untold, seed), concurrency=c, requests=count, seed=seed, finite=True, text=True
+        )
     if kind == "burst":
-        count = min(max((count or 1) // share, 1), most)
+        count = max((count or row.whole("concurrency") or 1) // share, 1)
+        count = min(count, max(most, MOST_AT_ONCE))  # fewer at once would be another load
         prompts = prompts_of(row, count, untold, seed)
-        return Traffic(prompts, arrivals_s=[0.0] * count, requests=count, seed=seed, finite=True)
+        return Traffic(prompts, arrivals_s=[0.0] * count, requests=count, seed=seed, finite=True, text=True)
     rate = row.number("rate_per_s")
     if kind != "open" or not rate:
         raise ServebookError(f"the load {kind!r} is not one of closed, open, burst", row.name, "")
     count = min(max((count or 600) // share, 1), most)
     times = list(itertools.islice(schedule("poisson", rate / share, seed), count))
-    return Traffic(prompts_of(row, count, untold, seed), arrivals_s=times, requests=count, seed=seed, finite=True)
+    return Traffic(
+        prompts_of(row, count, untold, seed), arrivals_s=times, requests=count, seed=seed, finite=True, text=True
+    )
 
 
 def impossible(row: Row, server: PredictedServer) -> dict[str, str]:
@@ -253,4 +306,11 @@ def setups(rows: Sequence[Row]) -> dict[tuple[str, ...], list[Row]]:
 
 
 def gpu_of(row: Row) -> Gpu:
-    return catalog.catalog()[row.cells["gpu"]]
+    """The row's card, by the catalog's name or the driver's. Raises ServebookError for an unknown one."""
+    name = row.cells.get("gpu", "").strip()
+    gpus = catalog.catalog()
+    plain = {re.sub(r"[^a-z0-9]", "", n.lower()): n for n in gpus}
+    found = plain.get(re.sub(r"[^a-z0-9]", "", name.lower().removeprefix("nvidia").removeprefix("amd")))
+    if found is None:
+        raise ServebookError(f"the card {name!r} is not in the catalog", row.name, "Add it to hardware/gpus.yaml")
+    return gpus[found]

@@ -48,8 +48,8 @@ def test_an_all_reduce_is_latency_and_what_a_ring_sends():
     assert Layout(4).all_reduce_s(H200, 512 * 3584 * 2) == pytest.approx(7.5e-6 + 5_505_024 / 279e9)
     # 16 tokens in one shot: 3 · 114,688 bytes
     assert Layout(4).all_reduce_s(H200, 16 * 3584 * 2) == pytest.approx(4.5e-6 + 344_064 / 279e9)
-    # no NVLink: 2 · 3 hops of 1.5 µs on 9 µs, 0.4 of 32 GB/s
-    assert Layout(4).all_reduce_s(L40S, 512 * 3584 * 2) == pytest.approx(18e-6 + 5_505_024 / 12.8e9)
+    # no NVLink: 2 · 3 hops of 1.5 µs on 9 µs, 0.2 of 32 GB/s
+    assert Layout(4).all_reduce_s(L40S, 512 * 3584 * 2) == pytest.approx(18e-6 + 5_505_024 / 6.4e9)
     assert Layout(1, 4, 2).all_reduce_s(H200, 1e9) == 0.0
 
 

@@ -45,6 +45,7 @@ class Gpu:
     memory_sold_gb: float | None = None
     nvlink_gb_per_s: float | None = None  # to the other GPUs of its machine, one direction; None: no NVLink
     pcie_gb_per_s: float = 32  # one direction; 4th generation, 16 lanes
+    board_power_w: float | None = None  # the board's cap, where it holds large GEMMs down (see priors)
     generation: str = "unknown"
     attention_backend: str = "unknown"  # vLLM's default on it: FLASH_ATTN_2, FLASH_ATTN_3, FLASHINFER, TRITON_ATTN, CPU
     source: str = ""
@@ -108,6 +109,7 @@ class Entry(Strict):
     memory_gib: Positive
     nvlink_gb_per_s: Positive | None = None
     pcie_gb_per_s: Positive = 32
+    board_power_w: Positive | None = None
     generation: Generation
     attention_backend: Literal["FLASH_ATTN_2", "FLASH_ATTN_3", "FLASHINFER", "TRITON_ATTN", "ROCM_ATTN"]
     source: str

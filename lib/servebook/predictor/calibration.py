@@ -32,6 +32,9 @@ SIMULATED_SD = 0.04  # of a point at C > 1
 # nobody told) counts for little (Huber)
 CROWD = (("ttft", "ttft_mean_s", 3.0), ("tpot", "tpot_mean_s", 1.0), ("output", "output_tok_per_s", 1.25))
 HUBER = 1.5
+# what the form gets wrong of all points at C > 1 of one server alike (how its clients meet, lengths nobody told): many
+# such points are not as many witnesses against a constant
+COMMON_SD = {"ttft": 0.06, "tpot": 0.02, "output": 0.03}
 GAUSS_NEWTON_STEPS, DIFFERENCE = 2, 0.5  # in prior sds
 IMPOSSIBLE = 2.5  # a point that the best fit misses by this factor was not measured on this model and machine
 HIT_SHARE = 0.02  # prefix-cache hits above which a TTFT is not a prefill
@@ -90,6 +93,7 @@ class Calibration:
 
 
 AnyTimes = VllmTimes | NaiveTimes
+Build = Callable[[Mapping[str, float]], AnyTimes]
 # of a point: {"ttft": s, "tpot": s, "output": tokens/s}, or some of them
 Simulate = Callable[[AnyTimes, MeasuredPoint], Mapping[str, float]]
 
@@ -103,13 +107,14 @@ def calibrate(
     facts: Mapping[str, Any] | None = None,
     budget: int = 2048,
     layout: Layout = ALONE,
-    captured_tokens: int = 512,
+    times: Build | None = None,
     simulated: Simulate | None = None,
     priors: dict[str, Prior] | None = None,
 ) -> Calibration:
     """Fit the constants of an engine ("naive", else vLLM's) to measured points; none: the datasheet's priors.
 
-    budget: max_num_batched_tokens. layout, captured_tokens: as of VllmTimes. simulated: (times, point) → {"ttft": s,
+    budget: max_num_batched_tokens. times: constants → step times, as the server that was measured makes them (its
+    graphs, its scheduling; PredictedServer.times); None: of vLLM's defaults. simulated: (times, point) → {"ttft": s,
     "tpot": s, "output": tokens/s} of a point at C > 1, which are left out without it. Raises ServebookError for
     impossible points.
     """
@@ -117,15 +122,13 @@ def calibrate(
     priors = priors or (naive_priors(shape, gpu) if naive else vllm_priors(shape, gpu, facts, layout))
     names = tuple(priors)
 
-    def build(constants: dict[str, float]) -> AnyTimes:
-        if naive:
-            return NaiveTimes(shape, gpu, constants)
-        return VllmTimes(shape, gpu, constants, layout, captured_tokens)
+    def default(constants: Mapping[str, float]) -> AnyTimes:
+        return NaiveTimes(shape, gpu, constants) if naive else VllmTimes(shape, gpu, constants, layout)
 
     usable = [clean for p in points if (clean := _check(p, shape, gpu, layout))]
     fit = _Fit(
         priors,
-        build,
+        times or default,
         budget,
         CPU_NOISE if gpu.is_cpu else 1.0,
         [p for p in usable if (p.concurrency or 1) == 1],
@@ -155,7 +158,7 @@ class _Fit:
     def __init__(
         self,
         priors: dict[str, Prior],
-        build: Callable[[dict[str, float]], AnyTimes],
+        build: Build,
         budget: int,
         noisier: float,
         alone: Sequence[MeasuredPoint],
@@ -180,7 +183,8 @@ class _Fit:
         edge = (self.bounds - self.mean) / self.sd
 
         def residuals(x: np.ndarray) -> np.ndarray:
-            return np.array([*x, *(_softened(r / s) if self.crowd else r / s for _, r, s in self._misfit(x))])
+            off = _apart(self._misfit(x))
+            return np.array([*x, *(_softened(z) if self.crowd else z for z in off)])
 
         if self.crowd:
             x, jacobian = _gauss_newton(residuals, edge)
@@ -230,6 +234,21 @@ class _Fit:
 
 def _lengths(p: MeasuredPoint) -> str:
     return f"{p.prompt_tokens}/{p.output_tokens}"
+
+
+def _apart(misfit: Sequence[tuple[str, float, float]]) -> list[float]:
+    """The misfits in standard deviations; of a metric's figures at C > 1 with COMMON_SD, which they share, taken out
+    (the whitened residuals of the covariance s²·I + COMMON_SD²)."""
+    out = [r / s for _, r, s in misfit]
+    for metric, common in COMMON_SD.items():
+        at = [i for i, (what, _, _) in enumerate(misfit) if what.startswith(f"{metric} C=")]
+        if at:
+            s = misfit[at[0]][2]
+            mean = sum(misfit[i][1] for i in at) / len(at)
+            kept = s / math.sqrt(s**2 + len(at) * common**2)
+            for i in at:
+                out[i] = (misfit[i][1] - (1 - kept) * mean) / s
+    return out
 
 
 def _softened(z: float) -> float:

@@ -211,7 +211,7 @@ def forecaster(
     own = [p for p in measured if p.engine == name]
     calibration = calibrate(
         kind, s.shape, gpu, own, facts=known, budget=s.config.max_num_batched_tokens, layout=s.layout,
-        captured_tokens=s.captured_tokens, simulated=simulated,
+        times=s.times, simulated=simulated,
     )  # fmt: skip
     prompts = frozenset(p.prompt_tokens for p in own) if calibration.stage == "calibrated" else frozenset()
     return Forecaster(s, calibration, params.load, samples, params.load.seed, prompts)

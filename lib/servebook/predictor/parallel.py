@@ -27,7 +27,10 @@ NVLINK_LATENCY_S = {"hopper": 4.5e-6, "ampere": 5.3e-6, "blackwell": 7e-6}
 PCIE_BASE_S, PCIE_HOP_S, SECOND_SHOT_S = 9e-6, 1.5e-6, 3e-6
 ONE_SHOT_BYTES = {2: 8 << 20, 4: 512 << 10, 8: 256 << 10}
 CUSTOM_BYTES = 8 << 20
-NVLINK_SHARE, PCIE_SHARE = 0.62, 0.4
+NVLINK_SHARE = 0.62
+# NCCL's ring over PCIe by ranks, large messages: RTX Pro 6000 0.30, 0.21 and 0.19 of the link; L40S 0.31, and 0.08 and
+# 0.02 on four and eight, which sit on two sockets
+PCIE_SHARES = {2: 0.31, 4: 0.20, 8: 0.15}
 RING_SHARE, RING_BASE_S = {2: 0.80, 4: 1.15, 8: 1.25}, 10e-6  # of the custom kernel's share of the link
 SEND_S = 10e-6  # from one stage to the next, beside the bytes (aiconfigurator's p2p_latency)
 
@@ -101,7 +104,13 @@ class Layout:
         return max(0, int(bytes_per_gpu // self.stage(shape).kv_bytes_per_token))
 
     def link_share(self, gpu: Gpu) -> float:
-        return NVLINK_SHARE if gpu.nvlink_gb_per_s else PCIE_SHARE
+        """Of the link's rate, what large all-reduces between the ranks reach."""
+        return NVLINK_SHARE if gpu.nvlink_gb_per_s else PCIE_SHARES[self._ranks]
+
+    @property
+    def _ranks(self) -> int:
+        """Ranks of a stage, as the tables of all-reduces have them."""
+        return 2 if self.tensor <= 2 else 4 if self.tensor <= 4 else 8
 
     def link_latency_s(self, gpu: Gpu) -> float:
         """Seconds of a small all-reduce between the ranks of a stage."""
@@ -122,7 +131,7 @@ class Layout:
         ring = 2 * (n - 1) / n * size_bytes  # what a rank sends (nccl-tests' bus bandwidth)
         if not gpu.nvlink_gb_per_s:
             return latency + ring / rate
-        step = 2 if n <= 2 else 4 if n <= 4 else 8
+        step = self._ranks
         shots = [latency + (n - 1) * size_bytes / rate]
         if size_bytes > ONE_SHOT_BYTES[step]:
             shots = [latency + SECOND_SHOT_S + ring / rate]

@@ -26,6 +26,8 @@ class Prior:
 # what launching takes varies by so much from minute to minute (relative sd; the naive server's TPOT and vLLM's steps
 # beyond their graphs over the points of the H200 run of 2026-11-29)
 HOST_NOISE = 0.18
+# what every host's time scales with, so that a slow lone prompt tells of the other work of the same cores
+SLOWNESS = "of all that the host does: one core's speed; cloud machines of one card differ by factors from 0.7 to 2"
 BOTH_TABLES = "chosen with both public tables (A40, A100) in view"
 
 
@@ -35,7 +37,7 @@ def vllm_priors(
     """One set for all GPUs; a constant depends on the GPU only through its generation and attention backend."""
     talk = "of the link's rate, in large all-reduces (see parallel)"
     links = (
-        {"link_share": Prior(layout.link_share(gpu), 0.08 if gpu.nvlink_gb_per_s else 0.16, 0.05, 1.0, talk)}
+        {"link_share": Prior(layout.link_share(gpu), 0.08 if gpu.nvlink_gb_per_s else 0.10, 0.01, 1.0, talk)}
         if layout.gpus > layout.data
         else {}
     )
@@ -55,9 +57,10 @@ def vllm_priors(
     if eight_bit:
         gemm = "8-bit GEMMs with a scale a token; aiconfigurator's H200 measurements save 15 ms of 40 for 2,048 tokens"
     cap = "prefills that never rest run at 1,520 MHz, lone ones at 1,800: 7 to 8 % slower on the H200 at C = 16 to 128"
-    decode_cap = (0.10, 0.04) if gpu.generation == "hopper" else (0.0, 0.02)
+    decode_cap = (0.08, 0.03) if gpu.generation == "hopper" else (0.0, 0.02)
     decode_why = (
-        "large decode batches too: an H200 at 690 of 700 W runs at 1,600 MHz from 128 sequences of an 8B model on"
+        "large decode batches too: an H200 at 690 of 700 W runs at 1,600 MHz from 128 sequences of an 8B model on, and"
+        " steps are 8 to 11 % longer; 200 at once of a 7B: 6 %"
     )
     kv_reads = "a decode's attention reads its KV at so much of the datasheet's bandwidth (aiconfigurator's tables)"
     kv = {"hopper": (0.91, 0.03), "blackwell": (0.87, 0.04)}.get(gpu.generation, (0.79, 0.05))
@@ -71,6 +74,8 @@ def vllm_priors(
         sequence = 1.5e-6, 1e-6
     if eight_bit:
         stream, matmul, hidden = (0.84, 0.04), (0.60, 0.08), (0.30, 0.10)
+    if (capped := _sustained(gpu)) < matmul[0]:
+        matmul, gemm = (capped, 0.15 * capped), "what the board's power sustains of the peak (see _sustained)"
     return {
         "bandwidth_share": Prior(*stream, 0.5, 0.95, "streaming kernels reach 75–92 % of the datasheet's bandwidth"),
         "kv_share": Prior(*kv, 0.4, 0.97, kv_reads),
@@ -79,6 +84,7 @@ def vllm_priors(
         "attention_share": Prior(*attention, 0.1, 0.8, "FlashAttention's causal prefill reaches 40–60 % of dense peak"),
         "mixed_rows": Prior(90, 10, 16, 128, tile) if tiled else Prior(1.2, 0.4, 1, 8, packed),
         **_host_priors(shape, gpu, facts, layout),
+        "host_slowness": Prior(1.0, 0.25, 0.4, 4.0, SLOWNESS),
         "capped_loss": Prior(*((0.075, 0.02) if gpu.generation == "hopper" else (0.0, 0.01)), 0.0, 0.3, cap),
         "decode_capped_loss": Prior(*decode_cap, 0.0, 0.4, decode_why),
         "host_per_sequence_s": Prior(*sequence, 0.0, 1e-4, "scheduling and output handling a running request", "s"),
@@ -88,6 +94,20 @@ def vllm_priors(
     }
 
 
+# 16-bit TFLOP/s that large GEMMs sustain a watt of the board's cap: medians of 4,096 wide and larger ones of 2,048 rows
+# in the tables of aiconfigurator 0.12 (vLLM 0.14 to 0.24): L40S 250 of 362 at 350 W, H100 821 of 989 at 700 W, A100
+# 278 of 312 at 400 W
+SUSTAINED_TFLOPS_PER_W = {"ada": 0.71, "hopper": 1.17, "ampere": 0.69}
+
+
+def _sustained(gpu: Gpu) -> float:
+    """The share of the 16-bit peak that the board's power sustains; 1 where no cap is known."""
+    per_w = SUSTAINED_TFLOPS_PER_W.get(gpu.generation)
+    if gpu.board_power_w is None or per_w is None:
+        return 1.0
+    return min(1.0, per_w * gpu.board_power_w / (gpu.bf16_tflops or gpu.fp16_tflops))
+
+
 def _host_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object], layout: Layout) -> dict[str, Prior]:
     """What the engine's process and the launching of kernels take."""
     # 11 kernels a layer; quantizing activations adds the input of O and what no norm or activation can be fused with
@@ -95,8 +115,11 @@ def _host_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object], layou
     # tensor parallel: two all-reduces
     kernels = (11 + 2 * eight_bit + 2 * (layout.tensor > 1) + more_kernels(shape)) / 11
     layer_s = kernels * {"hopper": 35e-6, "blackwell": 30e-6, "ada": 55e-6}.get(gpu.generation, 65e-6)
-    host = 0.0004 + shape.layers * layer_s
-    eager = "a layer's kernels one by one: the host's speed, not the GPU's; an H200's took 0.5 to 1 ms"
+    # lone steps of four 7B and 8B models on H200s beyond reading their weights, in 28, 28, 32 and 36 layers: 1.37, 1.42
+    # (8 bits), 1.28 and 1.47 ms
+    host = (0.0003 if gpu.generation == "hopper" else 0.0004) + shape.layers * layer_s
+    eager = "a layer's kernels one by one: the host's speed, not the GPU's; 0.5 to 1 ms on an H200's host, 0.56 on an"
+    eager += " A100's (4-bit Qwen3-32B in eager mode, 4 clients: 38.5 ms a token where the GPU needs 15)"
     piecewise = "the attention is launched as ever, the rest as one graph a layer; an H200's 128-token prompts"
     prepare = "schedule, inputs, replay of a graph; from an H200 run's gap between a long launch and its first token"
     old = _before(facts.get("version"), (0, 14))
@@ -104,7 +127,7 @@ def _host_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object], layou
     engine_sequence = (22e-6, 8e-6) if old else (18e-6, 6e-6)
     return {
         "host_s": Prior(host, 0.3 * host, 0.0, 5 * host, "sampling, and ramps and tails of a layer's kernels", "s"),
-        "layer_launch_s": Prior(0.00068 * kernels, 0.00018, 5e-5, 0.005, eager, "s"),
+        "layer_launch_s": Prior(0.00060 * kernels, 0.00015, 5e-5, 0.005, eager, "s"),
         "piecewise_share": Prior(0.37, 0.12, 0.1, 1.0, piecewise),
         "prepare_s": Prior(0.0019, 0.0007, 2e-4, 0.02, prepare, "s"),
         "engine_sequence_s": Prior(*engine_sequence, 0.0, 3e-4, running, "s"),
@@ -116,8 +139,8 @@ def _frontend_priors(facts: Mapping[str, object]) -> dict[str, Prior]:
     event = (
         "detokenizing, JSON and a write a token on the API server's one loop; an H200's: 74 µs with the usage that this"
     )
-    event += " book's client asks for in every event, 55 µs without, at 256 running requests"
-    event_s = (75e-6, 20e-6) if facts.get("usage_per_event", True) else (57e-6, 15e-6)
+    event += " book's client asks for in every event, 52 to 55 µs without, at 200 and 256 running requests"
+    event_s = (75e-6, 20e-6) if facts.get("usage_per_event", True) else (53e-6, 10e-6)
     return {
         "frontend_request_s": Prior(0.004, 0.003, 0.0, 0.1, "HTTP, JSON and the way through the engine's queues", "s"),
         "frontend_token_s": Prior(1.5e-6, 1.5e-6, 0.0, 3e-5, "parsing, validating and hashing prompt tokens", "s"),

@@ -104,6 +104,9 @@ class Result:
         return float(self.measured.column("cached_tokens").sum()) / asked if asked else 0.0
 
 
+LEAST_SHARE = 0.25  # a loop that is behind with its events takes in requests nevertheless, one between two turns
+
+
 class _ApiLoop:
     """The API server's one event loop: every token of a step is an event of event_s. A loop that has not finished
     with a step when the next one's tokens come is saturated, and a request, which takes PASSES turns of the loop,
@@ -136,6 +139,15 @@ class _ApiLoop:
         if steps > 0 and tokens > self.CHUNK:
             free = max(self.turns[-1][1] if self.turns else 0.0, since)
             self.turns.append((since, free + steps * turn, turn, free > since))
+
+    def share(self, at: float) -> float:
+        """Of the loop's time, what is left of late beside the events of running requests: one core reads requests,
+        turns texts into tokens and passes tokens on."""
+        if len(self.turns) < 2 or self.event_s <= 0:
+            return 1.0
+        since, last = self.turns[-2][0], self.turns[-1]
+        every = max(last[0] - since, at - last[0])
+        return max(1.0 - last[2] / every, LEAST_SHARE) if every > last[2] else LEAST_SHARE
 
     def wait(self, sent: float) -> float:
         """Seconds that a request waits for the loop."""
@@ -247,13 +259,14 @@ class _Engine:
     def _take_in(self) -> None:
         """Requests that have been sent pass the front end, mostly side by side; those past it are the scheduler's."""
         due, ready, now = self.clients.due, self.ready, self.now
-        while due and (due[0][0] <= now or not ready):
+        while due and (max(due[0][0], self.frontend_free) <= now or not ready):
             sent, _, r = heapq.heappop(due)
             self.clients.taken(r)
             if -(-(r.prompt_tokens + r.output_tokens - 1) // self.block_size) > self.kv_blocks:
                 raise ValueError("a request needs more KV blocks than there are")
             busy = self.times.frontend_busy(r.prompt_tokens)
-            self.frontend_free = max(self.frontend_free, sent) + busy + self.tokenize_s * r.prompt_tokens
+            taken = (busy + self.tokenize_s * r.prompt_tokens) / self.api.share(now)
+            self.frontend_free = max(self.frontend_free, sent) + taken
             r.ready_s = self.frontend_free + self.times.frontend(r.prompt_tokens) - busy
             heapq.heappush(ready, (r.ready_s, r.id, r))
         while ready and ready[0][0] <= now:
@@ -272,8 +285,8 @@ class _Engine:
         if (steady := scheduler.steady_steps()) <= 1:
             return False
         upcoming = self.ready[0][0] if self.ready else math.inf
-        if self.clients.due and self.clients.due[0][0] < upcoming:
-            upcoming = self.clients.due[0][0]  # it is not ready before it is sent
+        if self.clients.due:  # it is not ready before it is sent and the front end has time for it
+            upcoming = min(upcoming, max(self.clients.due[0][0], self.frontend_free))
         n, kv = scheduler.decodes, scheduler.kv_tokens()
         a, b = times.decode(n, kv)
         prepare = times.prepare_s + n * times.engine_sequence_s

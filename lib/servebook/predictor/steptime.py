@@ -44,6 +44,19 @@ EXPOSED_SHARE = 0.7
 IDLE_LAUNCH = 1.2
 
 
+# the constants that one core's speed decides (host_s is mostly the GPU's: ramps and tails of its kernels)
+OF_THE_HOST = (
+    "layer_launch_s", "prepare_s", "engine_sequence_s", "host_per_sequence_s", "expert_launch_s", "replica_sync_s",
+    "frontend_request_s", "frontend_token_s", "frontend_event_s",
+)  # fmt: skip
+
+
+def on_this_host(constants: Mapping[str, float]) -> dict[str, float]:
+    """The constants with the host's times as long as this host takes."""
+    slowness = constants.get("host_slowness", 1.0)
+    return {n: v * slowness if n in OF_THE_HOST else v for n, v in constants.items()}
+
+
 class _Model:
     """Figures that every step shares. shape: what one GPU holds and computes."""
 
@@ -92,6 +105,7 @@ class VllmTimes(_Model):
         captured_tokens: int = 512,
         asynchronous: bool = True,
     ) -> None:
+        constants = on_this_host(constants)
         super().__init__(layout.rank(shape), gpu, constants, layout.data if shape.experts else 1)
         self.captured_tokens = captured_tokens
         self.replicas = layout.data if shape.experts else 1  # that step together, as their tokens share experts
