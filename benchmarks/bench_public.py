@@ -94,6 +94,7 @@ class Bench:
                 return None
             if not 0 < row.offered < math.inf:
                 raise ServebookError("the row tells no load", row.name, "Give concurrency, rate_per_s or num_prompts")
+            public_points.traffic_of(row, self.untold, 1, 1)  # tells whether the load can be read
             server = public_points.server_of(row, self.folder)
             for metric, why in public_points.impossible(row, server).items():
                 self.ruled_out.append(f"{row.name}: {metric} {why}")

@@ -11,7 +11,7 @@ from servebook.common.measured_point import MeasuredPoint
 from servebook.config.params import ModelParams
 from servebook.hardware import catalog as hardware
 from servebook.model import reader as model
-from servebook.predictor.calibration import calibrate
+from servebook.predictor.calibration import COMMON_SD, _apart, calibrate
 from servebook.predictor.priors import vllm_priors
 from servebook.predictor.steptime import VllmTimes, on_this_host
 
@@ -79,6 +79,33 @@ def test_server_histograms_separate_the_front_end():
     assert here["frontend_request_s"] == pytest.approx(0.012, rel=0.15)
     blind = calibrate("vllm", SHAPE, A40, made(truth, [512, 8192]))
     assert c.estimates["frontend_token_s"].sd < 0.6 * blind.estimates["frontend_token_s"].sd
+
+
+def test_a_server_without_asynchronous_scheduling_is_calibrated_as_one():
+    truth = {n: p.value for n, p in vllm_priors(SHAPE, A40).items()}
+
+    def synchronous(constants):
+        return VllmTimes(SHAPE, A40, constants, asynchronous=False)
+
+    alone = point(512, synchronous(truth).first_token(512, 2048) + 0.006, synchronous(truth).per_token(512, 128))
+    c = calibrate("vllm", SHAPE, A40, [alone], times=synchronous)
+    assert c.constants["bandwidth_share"] == pytest.approx(truth["bandwidth_share"], rel=0.002)
+    other = calibrate("vllm", SHAPE, A40, [alone])  # taken for vLLM's default, its waits are slow memory
+    assert other.constants["bandwidth_share"] < 0.99 * truth["bandwidth_share"]
+
+
+def test_what_all_crowd_points_get_wrong_alike_counts_once():
+    many = [(f"ttft C={c} 512/128", 0.3, 0.12) for c in range(2, 12)]
+    apart = _apart(many)
+    assert sum(z * z for z in apart) == pytest.approx(10 * 0.3**2 / (0.12**2 + 10 * COMMON_SD["ttft"] ** 2))
+    assert _apart([("tpot 512/128", 0.02, 0.01)]) == [2.0]  # at C = 1 nothing is shared
+
+
+def test_a_slow_lone_prompt_tells_of_the_whole_host():
+    truth = {n: p.value for n, p in vllm_priors(SHAPE, A40).items()}
+    slow = truth | {"host_slowness": 1.6}
+    c = calibrate("vllm", SHAPE, A40, made(slow, [64, 128, 640, 1024], histograms=True))
+    assert c.constants["host_slowness"] > 1.05
 
 
 def test_says_that_two_tpots_cannot_tell_bandwidth_from_host_time():

@@ -13,7 +13,7 @@ from servebook.predictor.experts import FEW_ROWS_BYTES_PER_S
 from servebook.predictor.parallel import Layout
 from servebook.predictor.priors import vllm_priors
 from servebook.predictor.server_limits import server
-from servebook.predictor.simulation import _ApiLoop
+from servebook.predictor.simulation import LEAST_SHARE, _ApiLoop
 from servebook.predictor.steptime import VllmTimes
 
 CARDS = hardware.catalog()
@@ -103,3 +103,25 @@ def test_experts_are_launched_one_by_one_only_beyond_the_graphs():
     dense = 48 * experts.constants["layer_launch_s"]
     assert beyond == pytest.approx(dense + 48 * experts.constants["expert_launch_s"])
     assert within == pytest.approx(dense * experts.constants["piecewise_share"])
+
+
+def test_events_leave_the_api_server_less_time_for_requests():
+    free, busy = _ApiLoop(5e-5), _ApiLoop(5e-5)
+    for step in range(4):
+        free.events(2, 0.01 * step)
+        busy.events(100, 0.01 * step)  # 5 of 10 ms
+    assert free.share(0.031) == pytest.approx(0.99) and busy.share(0.031) == pytest.approx(0.5)
+    assert busy.share(1.0) > 0.99  # nothing has come for a second
+    saturated = _ApiLoop(5e-5)
+    for step in range(4):
+        saturated.events(400, 0.01 * step)
+    assert saturated.share(0.031) == LEAST_SHARE
+
+
+def test_a_board_with_few_watts_sustains_less_of_its_peak():
+    names = "L4", "L40S", "RTX-4090", "H100-PCIe", "H100-SXM"
+    shares = {n: vllm_priors(shape(), CARDS[n])["matmul_share"].value for n in names}
+    assert shares["L4"] == pytest.approx(0.71 * 72 / 121) and shares["L40S"] == pytest.approx(
+        0.71 * 350 / 362, rel=1e-3
+    )
+    assert shares["RTX-4090"] == 0.70 and shares["H100-PCIe"] < shares["H100-SXM"]

@@ -18,12 +18,20 @@ def test_every_row_is_scored_or_named(tmp_path):
         some = [r for r in csv.DictReader(f) if r["model"].startswith("cfg:qwen2.5-0.5b")]
     some = [r for r in some if r["concurrency"] in ("1", "2", "8")]
     unknown = some[0] | {"gpu": "TPU-v9"}
+    bad = [
+        some[0] | change
+        for change in (
+            {"tp": "two"}, {"quant": "q5_k"}, {"dtype": "fp128"}, {"model": ""}, {"model": "nowhere"},
+            {"ttft_ms": "27 ms"}, {"concurrency": ""}, {"concurrency": "-4"}, {"load": "tidal", "concurrency": "3"},
+            {"tp": "3"}, {"ttft_ms": "", "tpot_ms": "", "output_tok_s": ""},
+        )
+    ]  # fmt: skip
     too_fast = some[0] | {"concurrency": "4", "tpot_ms": "0.5"}  # its weights alone need 3 ms
     (tmp_path / "models").mkdir()
     with (tmp_path / "points.csv").open("w", encoding="utf-8", newline="") as f:
         table = csv.DictWriter(f, list(some[0]))
         table.writeheader()
-        table.writerows([*some, unknown, too_fast])
+        table.writerows([*some, unknown, too_fast, *bad])
     bench = [sys.executable, str(ROOT / "benchmarks" / "bench_public.py")]
     asked = [*bench, "--data", str(tmp_path), "--json", "--jobs", "1"]
     env = os.environ | {"PYTHONPATH": f"{ROOT / 'lib'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
@@ -33,7 +41,10 @@ def test_every_row_is_scored_or_named(tmp_path):
     assert set(found["datasheet"]["ttft"]) == {"error", "median", "bias", "inside", "n"}
     assert all(0 <= found["datasheet"][m]["error"] < 1 for m in ("ttft", "tpot", "output"))
     assert list(found["by"]["gpu"]) == ["L4"] and set(found["by"]["source"]["wmx-l4"]) == {"datasheet", "calibrated"}
-    assert len(found["failed"]) == 1 and "TPU-v9" in found["failed"][0]
+    named = "\n".join(found["failed"])
+    assert len(found["failed"]) == 1 + len(bad) and "\n".join(map(str.strip, found["failed"])) == named
+    whys = "TPU-v9", "tp is 'two'", "q5_k", "fp128", "names no model", "nowhere", "'27 ms'", "tells no load", "tidal"
+    assert all(why in named for why in (*whys, "cannot be split", "no figure"))
     assert len(found["ruled_out"]) == 1 and "weights alone" in found["ruled_out"][0]
 
 
