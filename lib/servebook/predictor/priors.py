@@ -121,9 +121,7 @@ def _host_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object], layou
     # a compiled step launches quantization with the norm or activation before it, and an all-reduce as one more call
     launches = (11 + eight_bit + (layout.tensor > 1) + more_kernels(shape)) / 11
     alone = 0.00060 if facts.get("cuda_graphs", True) is False else 0.00068
-    eager = (
-        "a layer's kernels one by one: the host's speed, not the GPU's; an H200's took 0.5 to 1 ms beyond graphs,"
-    )
+    eager = "a layer's kernels one by one: the host's speed, not the GPU's; an H200's took 0.5 to 1 ms beyond graphs,"
     eager += " an A100's in eager mode 0.56 (4-bit Qwen3-32B, 4 clients: 38.5 ms a token where the GPU needs 15)"
     piecewise = "the attention is launched as ever, the rest as one graph a layer; an H200's 128-token prompts"
     prepare = "schedule, inputs, replay of a graph; from an H200 run's gap between a long launch and its first token"
