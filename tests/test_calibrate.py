@@ -163,8 +163,8 @@ def test_a_ttft_that_the_cache_shortened_teaches_nothing():
 @pytest.mark.parametrize(
     ("points", "says"),
     [
-        ([point(512, -0.1, 0.028)], "positive"),
-        ([point(512, 0.088, 0.0)], "positive"),
+        ([point(512, -0.1, 0.028)], "ttft_mean_s is -0.1 s"),
+        ([point(512, 0.088, 0.0)], "tpot_mean_s is 0 s"),
         ([point(8192, 0.5, 0.0288)], "compute floor of 80"),  # 1.2e14 FLOPs at 149.7 TFLOP/s
         ([point(512, 0.088, 0.015)], "reading the weights"),
         ([point(512, 0.088, 0.028), point(512, 0.3, 0.028)], "contradict"),
