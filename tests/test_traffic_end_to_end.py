@@ -57,7 +57,8 @@ def test_distributions_were_frozen_and_the_page_shows_them(run):
     replay = next(p for p in frozen if p["sweep"] == "replay")
     assert replay["percentiles"]["ttft_s"]["p99"]["low"] < replay["percentiles"]["ttft_s"]["p99"]["high"]
     assert replay["hit_share"] > 0 and len(replay["series"]["t_s"]) == 100
-    page = (run / "report.html").read_text() + (run / "labbook.html").read_text()
+    page, book = (run / "report.html").read_text(), (run / "labbook.html").read_text()
     for text in ("How latencies spread over requests", "The run over time", "Distributions, predicted and measured"):
-        assert text in page, text
+        assert text in page and text in book, text
+    assert "Median |error|" in page  # the scores of the distributions
     assert (run / "traces" / "recorded.jsonl").read_text() == (ROOT / "params/traces/mixed.jsonl").read_text()
