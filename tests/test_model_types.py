@@ -107,6 +107,13 @@ def test_a_context_that_nothing_names_is_vllms() -> None:
     assert cohere.max_context_tokens == 131_072
 
 
+def test_a_latent_head_may_have_no_dimension_of_its_own() -> None:
+    assert (
+        shape(model_type="glm5_next", head_dim=0, kv_lora_rank=512).parameters
+        == shape(model_type="glm5_next").parameters
+    )
+
+
 @pytest.mark.parametrize("model_type", ["jetmoe", "xlstm", "ctrl", "moshi", "bert", "gpt-sw3", "reformer"])
 def test_what_is_not_known_is_refused_in_one_line(model_type: str) -> None:
     with pytest.raises(ServebookError) as told:

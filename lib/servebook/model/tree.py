@@ -88,6 +88,8 @@ def _check_counts(text: dict[str, Any], where: str) -> None:
         value = text.get(key)
         if value is None or isinstance(value, list):
             continue
+        if key == "head_dim" and value == 0 and text.get("kv_lora_rank"):
+            continue  # a latent head has none of its own
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise ServebookError(f"{key} is {value!r}, not a positive whole number", where, "Correct it")
     heads, kv = text.get("num_attention_heads"), text.get("num_key_value_heads")
