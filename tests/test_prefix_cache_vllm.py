@@ -5,10 +5,10 @@ requests preempted. The same tokens for the same requests in every step mean the
 from __future__ import annotations
 
 import random
-from collections import deque
 from types import SimpleNamespace
 
 import pytest
+from engine_core_loop import drive
 from servebook.predictor.kv_blocks import PrefixTree
 from servebook.predictor.scheduler import Request, Scheduler, SchedulerConfig
 from vllm_scheduler import vllm_runner
@@ -49,29 +49,20 @@ def workload(seed: int) -> SimpleNamespace:
     )  # fmt: skip
 
 
-def drive(work, schedule, update, add, has_work, depth):
-    """The engine core's loop, counted in iterations; a conversation's next request is added when its last has ended."""
-    arrivals, queue, trace = deque(work.requests), deque(), []
+def converse(work, schedule, update, add, has_work, depth):
+    """The engine core's loop; a conversation's next request is added when its last has ended."""
     talks = {r[0]: list(r[4]) for r in work.requests}
-    for iteration in range(200_000):
-        while arrivals and arrivals[0][1] <= iteration:
-            i, _, segments, output, follow = arrivals.popleft()
-            add(i, segments, output, not follow)
-        if has_work():
-            step, tokens = schedule()
-            if tokens:
-                trace.append(tokens)
-            queue.append(step)
-            if len(queue) < depth:
-                continue
-        if queue:
-            for i in sorted(update(queue.popleft())):
-                if talks[i]:
-                    prompt, output = talks[i].pop(0)
-                    add(i, prompt, output, not talks[i])
-        elif not arrivals:
-            return trace
-    raise AssertionError("never finished")
+
+    def arrive(request):
+        i, _, segments, output, follow = request
+        add(i, segments, output, not follow)
+
+    def ended(i):
+        if talks[i]:
+            prompt, output = talks[i].pop(0)
+            add(i, prompt, output, not talks[i])
+
+    return drive(work.requests, schedule, update, arrive, has_work, depth, ended)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +86,7 @@ def theirs(tmp_path_factory):
             asked[i] = output
             vllm.add(i, said[i], output)
 
-        trace = drive(work, vllm.schedule, vllm.update, add, vllm.has_work, 2 if work.asynchronous else 1)
+        trace = converse(work, vllm.schedule, vllm.update, add, vllm.has_work, 2 if work.asynchronous else 1)
         return trace, vllm.preemptions(), vllm.hits
 
     return run
@@ -130,7 +121,7 @@ def ours(work):
     def update(step):
         return [r.id for r in scheduler.update(step)]
 
-    trace = drive(work, schedule, update, add, lambda: scheduler.has_work, config.depth)
+    trace = converse(work, schedule, update, add, lambda: scheduler.has_work, config.depth)
     assert scheduler.pool.free == work.blocks and not scheduler.decodes and not scheduler.running
     return trace, scheduler.preemptions, [r.cached_tokens for r in hits]
 

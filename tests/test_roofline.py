@@ -38,7 +38,6 @@ def test_decode_bytes():
     # 0.93, 1.88 and 3.76 GB of KV at B = 32, 64, 128
     for batch, gb in ((32, 0.93), (64, 1.88), (128, 3.76)):
         assert batch * QWEN25.kv_read_bytes(512) == near(gb * 1e9, 0.011)
-    assert r.kv_copy_bytes(QWEN25, 512) == 58_720_256
 
 
 def test_kv_pool_and_sequences():
@@ -66,7 +65,6 @@ def test_effective_rates_from_c1():
 
 
 def test_prefill_bounds():
-    assert r.operational_intensity(QWEN25.prefill_flops(512), QWEN25.decode_weight_bytes) == near(476)
     bound = [r.ttft_bound_s(QWEN25, 149.7e12, 696e9, prompt_tokens=512, overlap=o) for o in (True, False)]
     assert bound == [near(0.045), near(0.0653)]
     # a prompt of one token is bound by the weights
@@ -76,7 +74,6 @@ def test_prefill_bounds():
 def test_decode_bound_is_memory():
     assert r.tpot_bound_s(QWEN25, 149.7e12, BW, batch=1, context_tokens=8192) == near(0.0289)
     flops, moved = QWEN25.decode_flops(52, 8192), r.decode_bytes(QWEN25, 52, 8192)
-    assert r.operational_intensity(flops, moved) == near(23, 0.025)
     assert r.tpot_bound_s(QWEN25, 149.7e12, BW, batch=52, context_tokens=8192) == moved / BW
     both = r.tpot_bound_s(QWEN25, 149.7e12, BW, batch=52, context_tokens=8192, overlap=False)
     assert both == near(moved / BW + flops / 149.7e12, 1e-9)
@@ -130,7 +127,6 @@ def test_naive_fifo_column(c: int, ttft: float):
     request = r.request_s(1.74, tpot, 128)
     assert request == near(5.65)
     assert r.fifo_ttft_s(c, 1.74, request) == near(ttft, 0.02)
-    assert r.fifo_first_wave_ttft_s(c, 1.74, request) == near(1.74 + (c - 1) / 2 * 5.65)
 
 
 def test_author_style_gives_both_columns_of_the_last_table():
@@ -184,7 +180,6 @@ def test_curve_shape():
     assert round(half) == 111
     assert r.ceiling_tok_per_s(KV_1K, A100.bytes_per_s) == near(13_870, 1e-3)
     assert r.saturation_tok_per_s(half, W, KV_1K, 2039e9) == near(13_870 / 2, 1e-3)
-    assert r.compute_roof_tok_per_s(2 * QWEN3.parameters, A100.flops_per_s()) == near(19_000)
     assert QWEN3.kv_read_bytes(r.live_context_tokens(1000, 1000)) == KV_LIVE
 
 
@@ -192,7 +187,6 @@ def test_modelled_tpot_floor_and_batch_one():
     assert 64 / r.saturation_tok_per_s(64, W, KV_LIVE, 2039e9) == near(0.0150)
     assert 128 / r.saturation_tok_per_s(128, W, KV_LIVE, 2039e9) == near(0.0219)
     assert r.saturation_tok_per_s(1, W, 0, 2039e9) == near(124.5)
-    assert r.whole_model_prefill_s(QWEN3, 312e12, 1000) == near(0.053, 0.01)
 
 
 def test_kv_pool_slip():
@@ -218,7 +212,7 @@ def test_inconsistencies_use_what_the_code_computes():
         "KV bytes of a request with 1,000 tokens, Qwen3-8B": QWEN3.kv_read_bytes(1000),
         "KV pool of the A40": 430_528 * QWEN25.kv_bytes_per_token,
         "compute floor of a 1,000-token prefill": round(QWEN3.prefill_flops(1000) / 312e12, 4),
-        "KV copied per step at 512 tokens": r.kv_copy_bytes(QWEN25, 512),
+        "KV copied per step at 512 tokens": 2 * QWEN25.kv_read_bytes(512),
         "sequences of the 8192/128 sweep that fit 430,528 KV tokens": r.max_sequences(430_528, 8320),
     }
     assert {q: used[q].used for q in computed} == computed

@@ -4,10 +4,10 @@ requests in every step, through budgets, seats, tiny block pools that preempt, p
 from __future__ import annotations
 
 import random
-from collections import deque
 from types import SimpleNamespace
 
 import pytest
+from engine_core_loop import drive
 from servebook.predictor.scheduler import Request, Scheduler, SchedulerConfig
 from vllm_scheduler import vllm_runner
 
@@ -37,26 +37,6 @@ def workload(seed: int) -> SimpleNamespace:
     )  # fmt: skip
 
 
-def drive(work, schedule, update, add, has_work, depth):
-    """The engine core's loop (`step` and `step_with_batch_queue`), counted in iterations instead of seconds."""
-    arrivals, queue, trace = deque(work.requests), deque(), []
-    for iteration in range(200_000):
-        while arrivals and arrivals[0][1] <= iteration:
-            add(arrivals.popleft())
-        if has_work():
-            step, tokens = schedule()
-            if tokens:
-                trace.append(tokens)
-            queue.append(step)
-            if len(queue) < depth:
-                continue
-        if queue:
-            update(queue.popleft())
-        elif not arrivals:
-            return trace
-    raise AssertionError("never finished")
-
-
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory):
     start = vllm_runner(tmp_path_factory.mktemp("model"))
@@ -72,7 +52,14 @@ def theirs(tmp_path_factory):
                 tokens[:shared] = [500_000 + (i % work.prefixes) * 1000 + j for j in range(shared)]
             vllm.add(i, tokens, output)
 
-        trace = drive(work, vllm.schedule, vllm.update, add, vllm.has_work, 2 if work.asynchronous else 1)
+        trace = drive(
+            work.requests,
+            vllm.schedule,
+            lambda step: vllm.update(step) and None,
+            add,
+            vllm.has_work,
+            2 if work.asynchronous else 1,
+        )
         return trace, vllm.hits, vllm.preemptions()
 
     return run
@@ -95,7 +82,14 @@ def ours(work):
         step = scheduler.schedule()
         return step, step.tokens
 
-    trace = drive(work, schedule, scheduler.update, add, lambda: scheduler.has_work, config.depth)
+    trace = drive(
+        work.requests,
+        schedule,
+        lambda step: scheduler.update(step) and None,
+        add,
+        lambda: scheduler.has_work,
+        config.depth,
+    )
     assert scheduler.pool.free == work.blocks and not scheduler.decodes and not scheduler.running
     return trace, scheduler.preemptions
 

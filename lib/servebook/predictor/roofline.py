@@ -1,6 +1,6 @@
 """The posts' formulas, a function each. Times in s, sizes in bytes, rates per second; knows nothing of scheduling.
 
-Each figure that a post publishes is a test (tests/test_roofline.py); some of the functions are here for that alone.
+Every figure that a post publishes is tested (tests/test_roofline.py).
 
 Post 1: "Benchmarking Hugging Face Transformers vs vLLM" (A40, formulas and chart 1a). Post 2: its continuation
 (calibration from C = 1, chart 1b). Write-up: the day-4 write-up of a concurrency sweep on an A100.
@@ -29,11 +29,6 @@ def ridge_flop_per_byte(flops_per_s: float, bytes_per_s: float) -> float:
     return flops_per_s / bytes_per_s
 
 
-def operational_intensity(flops: float, bytes_moved: float) -> float:
-    """FLOPs per byte of a step (post 2)."""
-    return flops / bytes_moved
-
-
 def sharp_s(flops: float, bytes_moved: float, flops_per_s: float, bytes_per_s: float) -> float:
     """max(F/R, M/BW): compute and memory overlap perfectly. A lower bound (post 2's 45 ms)."""
     return max(flops / flops_per_s, bytes_moved / bytes_per_s)
@@ -56,11 +51,6 @@ def decode_bytes(shape: ModelShape, batch: int, context_tokens: float, kv_passes
 NAIVE_KV_PASSES = 3
 
 
-def kv_copy_bytes(shape: ModelShape, context_tokens: float) -> float:
-    """Bytes the naive cache copies per step on top of what attention reads: one read and one write (post 1)."""
-    return 2 * context_tokens * shape.kv_bytes_per_token
-
-
 def tpot_bound_s(
     shape: ModelShape, flops_per_s: float, bytes_per_s: float, *, batch: int, context_tokens: int, overlap: bool = True
 ) -> float:
@@ -76,11 +66,6 @@ def ttft_bound_s(
     """Lower bound of a lone prompt's prefill time: its FLOPs against one read of the weights (post 2)."""
     roof = sharp_s if overlap else additive_s
     return roof(shape.prefill_flops(prompt_tokens), shape.decode_weight_bytes, flops_per_s, bytes_per_s)
-
-
-def whole_model_prefill_s(shape: ModelShape, flops_per_s: float, prompt_tokens: int) -> float:
-    """2 · parameters · L ÷ FLOP/s: the write-up's 53 ms floor. Counts embedding and LM head at every token."""
-    return 2 * shape.parameters * prompt_tokens / flops_per_s
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------
@@ -157,11 +142,6 @@ def request_s(ttft_s: float, tpot_s: float, output_tokens: int) -> float:
 def fifo_ttft_s(concurrency: int, ttft_s: float, request_time_s: float) -> float:
     """Closed loop behind one FIFO lock, steady state: (C − 1) · T_req + prefill (post 2)."""
     return (concurrency - 1) * request_time_s + ttft_s
-
-
-def fifo_first_wave_ttft_s(concurrency: int, ttft_s: float, request_time_s: float) -> float:
-    """Mean TTFT of the first wave, all C sent at once: (C − 1)/2 · T_req + prefill (post 2)."""
-    return (concurrency - 1) / 2 * request_time_s + ttft_s
 
 
 # --- vLLM, as post 2 reasons ----------------------------------------------------------------------------------------
@@ -259,11 +239,6 @@ def half_saturation_batch(weight_bytes: float, kv_bytes_per_sequence: float) -> 
 def ceiling_tok_per_s(kv_bytes_per_sequence: float, bytes_per_s: float) -> float:
     """BW ÷ KV: what the curve tends to (write-up: 13,870)."""
     return bytes_per_s / kv_bytes_per_sequence
-
-
-def compute_roof_tok_per_s(flops_per_token: float, flops_per_s: float) -> float:
-    """FLOP/s ÷ FLOPs per token (write-up: about 19,000 with 2 FLOPs per parameter)."""
-    return flops_per_s / flops_per_token
 
 
 def live_context_tokens(prompt_tokens: int, output_tokens: int) -> float:
