@@ -194,8 +194,8 @@ def _overhead(points: pd.DataFrame, engine: str, baseline: str | None) -> Mechan
     slow, fast = (f[f["sweep"] == shared[0]]["tpot_mean_s"].iloc[0] for f in (one, two))
     return (
         "Less host work a step",
-        "Fused kernels, and CUDA graphs where they are on, launch a step in few calls. The naive server's Python launches "
-        "every kernel of every layer by itself, and the faster the device, the longer it waits for that.",
+        "Fused kernels, and CUDA graphs where they are on, launch a step in few calls. The naive server's Python "
+        "launches every kernel of every layer by itself, and the faster the device, the longer it waits for that.",
         f"At C = 1, with no batching anywhere, a token takes {words.seconds(slow)} on {baseline} and "
         f"{words.seconds(fast)} on {engine}: {words.times(slow / fast)}.",
         Html("post 1, point 6"),
