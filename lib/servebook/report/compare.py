@@ -39,7 +39,7 @@ def compare(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
     """
     folders = [Path(d) for d in run_dirs if not Path(d).is_file()]  # a shell's * names the files beside the runs too
     if len(folders) < 2:
-        raise ServebookError("one run cannot be compared", "compare", "Give two or more run folders")
+        raise ServebookError("a single run cannot be compared", "compare", "Give two or more run folders")
     runs: dict[str, dict[str, Any]] = {}
     for run_dir in folders:
         points = results.read_points(run_dir)
