@@ -43,7 +43,10 @@ def test_every_load_was_sent_as_it_was_predicted(run):
             plan = request_plan.of_point(spec, p.load)
             assert plan is not None and point["failures"] == 0 and point["requests"] > 0, (sweep, spec.point)
             if spec.requests is not None:
-                assert sorted(r["i"] for r in rows) == list(range(spec.requests)), sweep
+                sent = sorted(r["i"] for r in rows)
+                assert len(set(sent)) == len(sent) == spec.requests, sweep
+                # whoever ends a conversation first begins the next: which request is the last one depends on time
+                assert plan.talks or sent == list(range(spec.requests)), sweep
             for r in rows:
                 if r["ok"]:
                     asked = plan[r["i"] % len(plan)]
