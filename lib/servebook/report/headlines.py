@@ -150,7 +150,8 @@ ABOUT = {
 def trust(points: Any) -> Html:
     """One line under the headline where the audit doubts points: how many, and for what."""
     frame = score.complete_frame(points)
-    frame = frame[~score.is_repeated(frame)]  # invalid by purpose, not by fault
+    repeated = score.is_repeated(frame)  # invalid by purpose, not by fault
+    frame = frame[~repeated]
     doubted = frame[frame["verdict"].isin(["suspect", "invalid"])]
     if doubted.empty:
         return Html("")
@@ -166,6 +167,7 @@ def trust(points: Any) -> Html:
     )
     if lost:
         text += f"; {lost} of them failed and {'is' if lost == 1 else 'are'} left out"
+    text += f" ({repeated.sum()} that repeat prompts on purpose not counted)" if repeated.any() else ""
     return Html(f'<p class="sb-caution">{esc(text)}.</p>')
 
 
