@@ -41,6 +41,8 @@ def test_two_prompts_take_turns_as_post_2_describes(shape) -> None:
     figure = charts.scheduler_steps(steps, 2048)
     assert "step 5: A 1, B 2,047" in figure.servebook.alt
     assert "In 5 of 5 steps a single prompt" in figure.servebook.takeaway
+    rest = charts.scheduler_steps([{"A": 4}, {"A": 1, "B": 3}, {"A": 1, "B": 2}], 4)
+    assert "In 2 of 3 steps" in rest.servebook.takeaway, "the last step leaves budget over"
     widths = [p.get_width() for p in figure.axes[0].patches]
     assert max(widths) <= 2048 and min(widths) >= 0.02 * 2048  # a decode is seen, no step is longer than its budget
 
