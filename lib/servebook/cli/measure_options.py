@@ -80,7 +80,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    p = _Parser(prog="servebook measure", description="Load any OpenAI-compatible server and measure it.")
+    p = _Parser(prog="servebook measure", description="Benchmark any OpenAI-compatible server.")
     p.add_argument(
         "--url", type=_text, required=True, help="the server, e.g. http://127.0.0.1:8000 (with or without /v1)"
     )
@@ -146,19 +146,28 @@ def _add_rules(p: argparse.ArgumentParser) -> None:
     """Options of a point's length and of its prompts."""
     tried = ", ".join(f"{v.start}:{v.stop}" for v in VOCABS)
     p.add_argument(
-        "--requests", type=_count, help="requests to measure after the warm-up; default: 100, or all of --replay"
+        "--requests",
+        type=_count,
+        help="requests to measure after the warm-up, in whole rounds of C; default: 100, or what --replay has left",
     )
-    p.add_argument("--min-seconds", type=_not_negative, default=0.0, help="minimum duration of a point")
-    p.add_argument("--max-seconds", type=_positive, default=600.0, help="maximum duration of a point")
     p.add_argument(
-        "--warmup", type=_whole, help="completed requests before measuring starts; default: max(C, 10); 0: none"
+        "--min-seconds",
+        type=_not_negative,
+        default=0.0,
+        help="minimum duration of a point; it then goes on until its means are known, at most --max-seconds",
+    )
+    p.add_argument("--max-seconds", type=_positive, default=600.0, help="maximum duration of a point; default: 600")
+    p.add_argument(
+        "--warmup",
+        type=_whole,
+        help="warm-up requests, at least C; default: 10 (--replay: a tenth, at most 10); 0: none",
     )
     p.add_argument(
         "--jitter",
         type=_not_negative,
         default=0.05,
         metavar="S",
-        help="a client waits 0 to S seconds before its next request; default: 0.05",
+        help="random think time of a client, 0 to S seconds and at most a small share of the latency; default: 0.05",
     )
     p.add_argument(
         "--timeout",
@@ -174,7 +183,11 @@ def _add_rules(p: argparse.ArgumentParser) -> None:
         "--vocab", dest="vocabs", type=_range, metavar="LOW:HIGH",
         help=f"range of token ids for prompts, HIGH excluded; default: the first of {tried} that the server accepts",
     )  # fmt: skip
-    p.add_argument("--no-batching", action="store_true", help="the server decodes one request at a time")
+    p.add_argument(
+        "--no-batching",
+        action="store_true",
+        help="declare that the server decodes one request at a time (for the audit)",
+    )
     p.add_argument(
         "--prompt-set", type=_text, metavar="NAME", help="send the same prompts, named by this set, at every point"
     )
@@ -189,9 +202,7 @@ def _add_rules(p: argparse.ArgumentParser) -> None:
 
 def _add_sampling_and_limits(p: argparse.ArgumentParser) -> None:
     p.add_argument("--temperature", type=_not_negative, default=0.0, help="sampling temperature; default: 0 (greedy)")
-    p.add_argument(
-        "--top-p", type=_share, help="top-p of every request; --top-p or --top-k makes vLLM use its fused sampler"
-    )
+    p.add_argument("--top-p", type=_share, help="top-p of every request; without effect at temperature 0")
     p.add_argument("--top-k", type=_count, help="top-k of every request")
     p.add_argument(
         "--slo-ttft", type=_positive, metavar="S", help="limit on TTFT; goodput counts requests within all limits"

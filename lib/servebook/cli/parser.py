@@ -27,7 +27,7 @@ def build(calls: Mapping[str, Callable[[argparse.Namespace], int]]) -> argparse.
 
     _add_predicting(command)
     _add_measuring(command)
-    commands.add_parser("measure", help="load any OpenAI-compatible server (servebook measure --help)")
+    commands.add_parser("measure", help="benchmark any OpenAI-compatible server (servebook measure --help)")
     _add_stored_runs(command)
     return parser
 
@@ -49,7 +49,9 @@ def _add_predicting(command: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument(
         "--budget-cost", type=float, metavar="X", help="suggest what to leave out so that the run costs at most X"
     )
-    sub = command("preflight", "check driver, toolchain, disk, ports and GPU, and say how to fix each", params=False)
+    sub = command(
+        "preflight", "check driver, toolchain, disk, ports and GPU, and how to fix each problem", params=False
+    )
     sub.add_argument("params", metavar="PARAMS", nargs="?", help="also check what this run needs")
     sub.add_argument("--json", action="store_true", help="print JSON")
     sub = command("predict", "predict every point; with --calibration, calibrate on C = 1 points and score the others")
@@ -71,7 +73,7 @@ def _add_predicting(command: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument(
         "--workload",
         metavar="NAME",
-        help="a workload of PARAMS, for what the file does not contain: length distribution, shared prefix",
+        help="take the length distribution and shared prefix from this workload of PARAMS where the file lacks them",
     )
     sub.add_argument("--html", type=Path, metavar="FILE", help="write the comparison as a page")
     sub.add_argument("--json", action="store_true", help="print JSON")
@@ -81,28 +83,32 @@ def _add_predicting(command: Callable[..., argparse.ArgumentParser]) -> None:
 def _add_choosing(command: Callable[..., argparse.ArgumentParser]) -> None:
     sub = command(
         "capacity",
-        "find the largest load within the service level (slo), its cost, and what would change it",
+        "find the largest load within the SLO (slo), its cost, and what would change it",
     )
-    sub.add_argument("--workload", metavar="NAME", help="of the parameters; default: the requests of the first sweep")
+    sub.add_argument(
+        "--workload", metavar="NAME", help="a workload of PARAMS; default: the requests of the first sweep"
+    )
     for of in ("prompt", "output"):
-        sub.add_argument(f"--{of}-tokens", metavar="N", help="or 800:1000, normal:MEAN,SD, lognormal:MEAN,SD")
+        sub.add_argument(
+            f"--{of}-tokens", metavar="N", help=f"{of} length: a number, 800:1000, normal:MEAN,SD or lognormal:MEAN,SD"
+        )
     sub.add_argument(
         "--gpu", action="append", default=[], metavar="NAME[=PRICE]", help="another GPU of the catalog; may be repeated"
     )
     sub.add_argument("--json", action="store_true", help="print JSON")
-    sub = command("choose", "find the cheapest set-up that meets the slo at the target load")
+    sub = command("choose", "find the cheapest configuration that meets the slo at the target load")
     sub.add_argument(
         "--gpu", action="append", default=[], metavar="NAME[=PRICE]",
         help="a GPU to consider and its price per hour; may be repeated; default: all with a public list price",
     )  # fmt: skip
-    sub.add_argument("--max-gpus", type=int, metavar="N", help="most GPUs over all replicas; default: 16")
+    sub.add_argument("--max-gpus", type=int, metavar="N", help="maximum number of GPUs over all replicas; default: 16")
     sub.add_argument("--json", action="store_true", help="print JSON")
     sub.add_argument("--html", type=Path, metavar="FILE", help="write the answer as a page")
     sub.add_argument(
         "--write-params",
         type=Path,
         metavar="DIR",
-        help="write parameter files that measure the choice and two others",
+        help="write parameter files that measure the choice and its two closest rivals",
     )
     sub.add_argument(
         "--measured", type=Path, action="append", default=[], metavar="RUN_DIR",
@@ -127,9 +133,11 @@ def _add_measuring(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _add_stored_runs(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Commands on the folder of a run."""
-    sub = command("post", "write the post for a blog engine: Markdown and images", params=False)
+    sub = command("post", "write the post for a static site generator: Markdown and images", params=False)
     sub.add_argument("run", metavar="RUN_DIR", type=Path, help="a run's folder, or its parameter file")
-    sub.add_argument("--front-matter", default="hugo", metavar="ENGINE", help="hugo (default), jekyll, astro or none")
+    sub.add_argument(
+        "--front-matter", default="hugo", metavar="GENERATOR", help="hugo (default), jekyll, astro or none"
+    )
     sub.add_argument("--out", type=Path, metavar="DIR", help="default: post/ in the run's folder")
     sub = command("compare", "put several stored runs on one page; the first is the baseline", params=False)
     sub.add_argument("run_dirs", metavar="RUN_DIR", type=Path, nargs="+", help="folders of stored runs")
@@ -151,9 +159,16 @@ def _model_options(sub: argparse.ArgumentParser) -> None:
         "models", metavar="MODEL", nargs="+", help="a config.json, a folder that has one, a packaged name or a Hub id"
     )
     sub.add_argument("--gpu", metavar="NAME", help="a GPU of the catalog: show the KV pool and concurrency on it")
-    sub.add_argument("--gpus", type=int, metavar="N", help="split the model over N GPUs; default: 1")
+    sub.add_argument("--gpus", type=int, metavar="N", help="tensor parallel size; default: 1")
     sub.add_argument("--context", type=int, metavar="TOKENS", help="longest context; default: the model's own")
-    sub.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    sub.add_argument("--quantization", choices=("fp8", "int8", "int4"), help="quantize when the engine loads it")
-    sub.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto")
+    sub.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float16", "float32"),
+        default="bfloat16",
+        help="type of the activations; default: bfloat16",
+    )
+    sub.add_argument(
+        "--quantization", choices=("fp8", "int8", "int4"), help="quantize the weights when the engine loads them"
+    )
+    sub.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto", help="default: the model's type")
     sub.add_argument("--json", action="store_true", help="print JSON: one object, or a list for several models")
