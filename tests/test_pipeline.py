@@ -162,6 +162,8 @@ def test_two_runs_into_one_folder_the_second_is_refused(tmp_path):
         single_run(tmp_path),
     ):
         pass
+    with pytest.raises(ServebookError, match="there is no run here"), single_run(tmp_path / "none"):
+        pass
 
 
 def test_serve_says_how_to_measure_and_ctrl_c_is_its_end(tmp_path, monkeypatch, capsys):

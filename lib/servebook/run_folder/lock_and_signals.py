@@ -17,9 +17,11 @@ from ..common.errors import ServebookError
 
 @contextlib.contextmanager
 def single_run(run_dir: Path) -> Iterator[None]:
-    """Lock the run's folder. Raises ServebookError if another run has locked it or it is not writable."""
+    """Lock the run's folder. Raises ServebookError if it is missing, not writable, or locked by another run."""
     try:
         lock = (run_dir / ".lock").open("w")
+    except FileNotFoundError:
+        raise ServebookError("there is no run here", str(run_dir), "Measure it first: servebook run PARAMS") from None
     except OSError as error:
         raise ServebookError(
             f"cannot write the run's folder ({error.strerror})", str(run_dir),
