@@ -446,3 +446,15 @@ def test_parts_sum_to_a_value_that_the_logged_course_does_not_show():
     point = explore.predict(**load, concurrency=2).point
     for metric, parts in point["breakdown"].items():
         assert sum(parts.values()) == pytest.approx(point["metrics"][metric]["value"], rel=1e-6, abs=1e-9)
+
+
+def test_limits_that_are_not_given_follow_those_that_are_as_in_vllm() -> None:
+    def limits(**given: int) -> tuple[int, int, str | None]:
+        s = server_limits.server("vllm", params.VllmEngine(kind="vllm", max_model_len=4096, **given), SHAPE, A40)
+        return s.config.max_num_batched_tokens, s.config.max_num_seqs, s.problem
+
+    assert limits() == (2048, 256, None)
+    assert limits(max_num_batched_tokens=128) == (128, 128, None)
+    assert limits(max_num_seqs=512) == (2048, 512, None)
+    refused = limits(max_num_seqs=512, max_num_batched_tokens=256)[2]
+    assert refused and "refuses max_num_batched_tokens 256 below max_num_seqs 512" in refused

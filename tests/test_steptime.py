@@ -88,6 +88,13 @@ def test_parts_sum_to_the_step(qwen, chunks):
     assert sum(naive.parts(512, 128).values()) == pytest.approx(naive.per_token(512, 128))
 
 
+def test_a_power_cap_of_decodes_is_a_part_of_its_own(qwen):
+    h200 = VllmTimes(qwen, CATALOG["H200"], {n: p.value for n, p in vllm_priors(qwen, CATALOG["H200"]).items()})
+    parts, (a, b) = h200.parts(256, 256_000, []), h200.decode(256, 256_000)
+    assert parts["power_cap"] > 0 and parts["launch"] == 0
+    assert sum(parts.values()) == pytest.approx(a + b * 256_000)
+
+
 def test_naive_is_launch_bound_on_a_fast_card_only(qwen):
     for name, bound in (("H200", "host"), ("L4", "weights")):
         naive = NaiveTimes(qwen, CATALOG[name], {n: p.value for n, p in naive_priors(qwen, CATALOG[name]).items()})

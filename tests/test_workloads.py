@@ -96,6 +96,8 @@ sweeps:
         (CHAT, "no sweep uses the workload chat"),
         (CHAT + STEPS.replace("chat", "chats"), "names the workload 'chats'"),
         (CHAT + "sweeps: {s: {kind: trace, workload: chat}}\n", "which is no trace"),
+        (CHAT + "sweeps: {t: {kind: trace, prompt_tokens: 9, output_tokens: 9}, s: {kind: burst, workload: chat, "
+         "requests: [2]}}\n", "sweep t replays no trace"),
         (CHAT + STEPS.replace("workload: chat", "prompt_tokens: 5"), "either a workload or both"),
         (CHAT.replace("800:1000", "1000:800") + STEPS, "'1000:800' is not a length"),
         (CHAT.replace("800:1000", "-5") + STEPS, "'-5' is not a length"),

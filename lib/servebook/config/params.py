@@ -202,6 +202,8 @@ class RunParams(Strict):
             if isinstance(sweep, LoadKind) and sweep.workload is not None:
                 unused.pop(sweep.workload, None)
                 self._give_workload(name, sweep)
+            elif isinstance(sweep, TraceSweep):
+                raise unfit(f"sweep {name} replays no trace", "Set workload: to one that has a trace")
         self._check_target(unused)
         if unused:
             raise unfit(f"no sweep uses the workload {', '.join(unused)}", "Name it in a sweep, or leave it out")

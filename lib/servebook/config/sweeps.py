@@ -22,14 +22,14 @@ class SweepKind(Strict):
     """What all kinds share. A kind adds its fields (`prompt_tokens` and `output_tokens`, each one count or a list of
     them, among others) and says in `points` what is measured."""
 
-    report_as: ClassVar[str] = "concurrency"  # the kind that chapters over all sweeps take it for
-    notebook: ClassVar[str] = "03_short_prompts"  # tells the sweep where none is named after it
+    report_as: ClassVar[str] = "concurrency"  # the kind as which chapters that cover all sweeps treat it
+    notebook: ClassVar[str] = "03_short_prompts"  # the notebook that reports the sweep if none is named after it
     kind: str
     engines: Annotated[list[str], Once] | None = None  # all of the run's engines unless given
     minutes_per_engine: dict[str, Positive] = {}  # stop the sweep there after so long
 
     def points(self, name: str, engine: str, how: Engine, capacity_per_s: float | None) -> list[PointSpec]:
-        """The points of the sweep `name` for one engine and its parameters `how`, cheapest load first.
+        """The points of the sweep `name` for one engine and its parameters `how`, in the order of the parameter file.
 
         capacity_per_s: the engine's predicted request rate at saturation, None where it is not known yet."""
         raise NotImplementedError
@@ -113,7 +113,7 @@ class ConcurrencySweep(LoadKind):
 
 
 class PromptLengthSweep(SweepKind):
-    """One client, prompts of growing length."""
+    """Prompts of several lengths at one concurrency (1 unless given)."""
 
     report_as, notebook = "prompt_length", "05_prompt_length"
     kind: Literal["prompt_length"]
@@ -146,7 +146,7 @@ class ArrivalRateSweep(LoadKind):
         if bool(self.rates_per_s) == bool(self.shares_of_capacity):
             raise ValueError("give exactly one of rates_per_s and shares_of_capacity")
         if self.gamma_shape != 1.0 and self.arrivals != "gamma":
-            raise unfit(f"gamma_shape says nothing of {self.arrivals} arrivals", "Set arrivals: gamma, or leave it out")
+            raise unfit(f"gamma_shape is unused for {self.arrivals} arrivals", "Set arrivals: gamma, or leave it out")
         return self
 
     def points(self, name: str, engine: str, how: Engine, capacity_per_s: float | None) -> list[PointSpec]:
@@ -169,7 +169,7 @@ class ArrivalRateSweep(LoadKind):
 
 
 class PrefixCacheSweep(SweepKind):
-    """Closed loop with fresh prompts, then over the same C with one seed for all: what a warm prefix cache flatters.
+    """Closed loop with fresh prompts, then at the same C with repeated ones: the effect of a warm prefix cache.
 
     An engine without prefix caching (prefix_caching: false, the naive one) is measured with fresh prompts only."""
 

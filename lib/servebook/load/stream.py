@@ -1,10 +1,10 @@
 """A streamed completion, read as bytes: which reads carried token events, and how many tokens they were.
 
-The hot path is `feed`: one count of line starts a read, no JSON. JSON is parsed for the events up to the first token
-and, when the stream has ended, for its last few; what is a token is in `tokens`. An event is one `data:` line; a line
-is complete at its line feed, so events split over reads (in their JSON or in the word `data:`) and several events in
-one read come out right, as do CRLF, lone CR, a byte order mark, comments and keep-alive lines. JSON that is spread
-over several `data:` lines of one event is found before the first token, and joined from there on.
+The hot path is `feed`: it counts the line starts of each read and parses no JSON. JSON is parsed for the events up to
+the first token and, when the stream has ended, for its last few; `tokens` decides what is a token. An event is one
+`data:` line, complete at its line feed. Events split over reads (in their JSON or in the word `data:`), several events
+in one read, CRLF, lone CR, a byte order mark, comments and keep-alive lines are handled. An event whose JSON spans
+several `data:` lines is recognized before the first token; from then on such lines are joined.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TokenStream:
     `first_tokens` is the token count of the first event (None: not told), `hidden_tokens` how many of them were
     reasoning that was not streamed; `error` is the server's message if it sent one, `error_status` the HTTP status in
     it, `fault` why the answer cannot be read; `ended` says that the server marked the end, `stopped` that it ended the
-    answer before its length, `over` that nothing counts any more; `heard` is when the last read that counts came.
+    answer before its length, `over` that later bytes are ignored; `heard` is when the last read before that came.
     keep: the answer itself is wanted afterwards. on_over is called at [DONE]. asked: the request's body.
     """
 

@@ -1,17 +1,19 @@
 """Which events of a streamed answer carry tokens, how many, and which is the last. The rule, in one place.
 
-An event is evidence of tokens by the first of these that it has; no server has them all, and each misleads somewhere:
+Evidence of tokens in an event. No server sends all of it, and each kind is wrong on some server. The first event with a
+token is judged by 2, 1, 3 in this order (tokens_in), later events by 3, 1, 2 (_later):
 
 1. Token ids or log-probabilities: as many tokens as are listed. An empty list with no text is no token.
 2. Running usage (`completion_tokens` in the events themselves): the first event carries what it counts, a later one
    carries a token where it grew. It is running only if it grows: gateways repeat the total, or 0, in every event.
 3. Text, reasoning or a tool call: at least one token. How many is not known, unless there are as many events as tokens.
-4. Empty text is a token whose bytes are not a whole character yet on one server, and a greeting or a farewell on
-   another. Usage decides when the stream is over: such an event is a token exactly where the events then add up to
-   `completion_tokens`.
+4. Empty text is ambiguous: on some servers it is a token whose bytes do not form a complete character yet, on others an
+   opening or closing event without a token. Usage decides when the stream has ended: such events count as tokens only
+   if the total then equals `completion_tokens`.
 5. A first text that repeats the end of the prompt is no token where the events are then as many as the tokens
    (transformers serve's chat).
-6. An event without a choice (usage, a ping, a price), or with a role and no text, is never a token.
+6. An event without a choice (usage, keep-alive, cost) is never a token, nor is a first event that has a role but
+   neither text nor token ids.
 
 The last token is the last event that is a token by this, whatever follows it: a finish without text, usage beside
 an empty choice, a second finish. The number of tokens is the largest `completion_tokens` of the last events: it grows,
@@ -57,8 +59,8 @@ def tokens_in(event: Event) -> int | None:
 
 
 def last_events(lines: Sequence[bytes], parse: Callable[[bytes], Event | None]) -> list[Event | None]:
-    """A stream's last events, parsed: from the one before the last that surely carries a token. What is before them
-    tells nothing more, and parsing is what a stream's end costs."""
+    """The last events of a stream, parsed, starting one before the last event that certainly carries a token: earlier
+    ones add no information, and parsing dominates the cost of ending a stream."""
     events: list[Event | None] = []
     wanted = len(lines)
     for line in reversed(lines):

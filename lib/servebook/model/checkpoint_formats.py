@@ -20,7 +20,7 @@ def of(
     given: Mapping[str, Any] | None, sidecar: Mapping[str, Any] | None, element_bytes: int, where: str
 ) -> Quantization | None:
     """What quantization_config (or ModelOpt's hf_quant_config.json beside it) says; None where there is neither.
-    Raises ServebookError for a method that is not known, or a figure that it must have and has not."""
+    Raises ServebookError for an unknown method or a missing or malformed required value."""
     if given and given.get("quant_method", given.get("quant_algo")):
         method = str(given.get("quant_method") or "modelopt").lower().replace("_", "-")
         method = "modelopt" if method.startswith("modelopt") else method

@@ -23,7 +23,7 @@ from .tree import tree_of
 __all__ = ["ModelShape", "from_config", "load_shape", "materialize", "model_name", "packaged", "read_config"]
 
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
-HUB_S = 10.0  # that the Hub is waited for
+HUB_TIMEOUT_S = 10.0
 PACKAGED = Path(__file__).parent / "configs"
 # Hub ids whose config.json is packaged: their shape is the same at every revision
 SHIPPED = {
@@ -71,7 +71,7 @@ def from_config(
     stored = checkpoint_formats.of(given, sidecar, DTYPE_BYTES[dtype], where)
     if stored is not None and quantization and stored.weight_bits != int(quantization[-1]):
         raise ServebookError(
-            f"quantization {quantization} was asked of weights already quantized to {stored.weight_bits} bits",
+            f"quantization {quantization} requested for weights already quantized to {stored.weight_bits} bits",
             where,
             "Leave quantization out",
         )
@@ -124,12 +124,12 @@ def _from_hub(hub: str, revision: str | None) -> Path:
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # its retries are not the user's to read
     fetch = functools.partial(hf_hub_download, hub, "config.json", revision=revision)
     try:
-        return Path(_within(HUB_S, fetch))
+        return Path(_within(HUB_TIMEOUT_S, fetch))
     except Exception as e:  # huggingface_hub raises dozens of kinds: connection, gated, not found, offline, bad id
         with contextlib.suppress(Exception):
-            if isinstance(e, TimeoutError | OSError):  # not reached: what was fetched before is good
+            if isinstance(e, OSError):  # includes TimeoutError and HTTP errors: use the cached copy if there is one
                 return Path(fetch(local_files_only=True))
-        reason = f"no answer within {HUB_S:g} s" if isinstance(e, TimeoutError) else type(e).__name__
+        reason = f"no answer within {HUB_TIMEOUT_S:g} s" if isinstance(e, TimeoutError) else type(e).__name__
         raise ServebookError(
             f"its config.json could not be fetched from the Hub ({reason})",
             hub,
@@ -138,8 +138,8 @@ def _from_hub(hub: str, revision: str | None) -> Path:
 
 
 def _within(seconds: float, work: Callable[[], Any]) -> Any:
-    """What `work` returns or raises; TimeoutError where it takes longer: it is left to itself, for a client that
-    retries for half a minute offline has no shorter way."""
+    """What `work` returns or raises; TimeoutError after `seconds`. Its thread is then abandoned, since the Hub's
+    client cannot be cancelled and retries for half a minute when offline."""
     came: list[Any] = []
 
     def run() -> None:

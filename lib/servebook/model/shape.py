@@ -1,9 +1,9 @@
 """A decoder's arithmetic: parameters, bytes and FLOPs as exact counts. Knows no GPU and reads no file.
 
 Conventions. A matrix-vector product of an m×n matrix costs 2·m·n FLOPs. "Linear" means the matrices of the decoder
-layers (attention projections, MLPs, experts, routers), not the LM head. Stored bytes are those of a checkpoint's
-format, scales and zero points included. Of a mixture of experts a token multiplies those it is routed to; a step of
-many tokens reads those that any of them is routed to, taken as drawn uniformly.
+layers (attention and state-space projections, MLPs, experts, routers), not the LM head. Stored bytes are those of the
+checkpoint's format, with scales and zero points. In a mixture of experts a token is multiplied by the experts it is
+routed to; a step reads every expert that any of its tokens is routed to, with routing assumed uniform.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ class Experts:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """A decoder as it is served. heads, kv_heads, head_dim, intermediate: of its first attention layer and widest MLP,
-    for people to read; what is computed comes from `matrices` and `attention`. All counts are exact."""
+    """A decoder as it is served. heads, kv_heads, head_dim, intermediate: of its first attention layer and widest MLP;
+    times and sizes come from `matrices` and `attention`, except tensor-parallel KV shares, online FP8 and activation
+    memory. Counts are exact for the whole model, rounded for its ranks and pipeline stages."""
 
     name: str
     layers: int
@@ -72,7 +73,7 @@ class ModelShape:
     quantization: str = "none"
     weight_bits: int = 16  # of the quantized matrices
     kv_bytes_per_element: float = 2
-    tower_bytes_beside: int = 0  # of towers that a server loads and a causal language model has not
+    tower_bytes_beside: int = 0  # vision or audio towers that a server loads; not in `matrices`
     notes: tuple[str, ...] = ()  # what of the model is not predicted
 
     def _sum(self, field: str, *parts: str) -> int:
@@ -210,17 +211,17 @@ class ModelShape:
 
     @property
     def attention_flops_per_context_token(self) -> int:
-        """4 · layers · heads · head_dim: QKᵀ and the weighted sum of V, per query token and token attended to."""
+        """Σ 2 · layers · heads · (key_dim + value_dim): QKᵀ and the weighted sum of V, per query and context token."""
         return sum(2 * a.layers * a.heads * (a.key_dim + a.value_dim) for a in self.attention)
 
     @property
     def sliding_window(self) -> int | None:
-        """Tokens that a layer which does not see the whole context attends to; None where every layer does."""
+        """Smallest attention limit of a layer (window, chunk, top-k), in tokens; None if all see the whole context."""
         return min((a.limit for a in self.attention if a.limit), default=None)
 
     @property
     def sliding_layers(self) -> int:
-        """Layers with a window."""
+        """Number of layers with an attention limit."""
         return sum(a.layers for a in self.attention if a.limit)
 
     def attended(self, context_tokens: float) -> float:

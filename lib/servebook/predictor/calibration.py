@@ -1,8 +1,8 @@
 """Constants of a step-time model from C = 1 points, or from nothing but the datasheet, with their uncertainty.
 
 Maximum a posteriori: least squares over (log-residuals of TTFT and TPOT, front-end seconds) and (constant − prior)/sd,
-inside hard physical bounds; the posterior is Gaussian by Laplace's approximation. What the data cannot tell apart
-stays at its prior and is said so.
+inside hard physical bounds; the posterior is Gaussian (Laplace approximation). Constants that the data do not determine
+stay near their priors, and the notes say so.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from .steptime import NaiveTimes, VllmTimes
 Z80 = 1.2816  # half-width of an 80 % interval in standard deviations
 TPOT_SD, TTFT_SD = 0.01, 0.015  # how well the step-time form itself holds at C = 1 (relative)
 CPU_NOISE = 8.0  # a CPU shared with the client and whatever else runs varies that much more
-FRONTEND_SD_S, FRONTEND_SD = 0.001, 0.05  # of the front-end time left over from the server's histograms
+FRONTEND_SD_S, FRONTEND_SD = 0.001, 0.05  # sd of client TTFT − server prefill − server queue: seconds, and relative
 SIMULATED_SD = 0.04  # of a point at C > 1
-# a TTFT among others hangs on how requests happen to meet; what lies far off the form (lengths or a warm cache that
-# nobody told) counts for little (Huber)
+# factors on SIMULATED_SD: TTFT at C > 1 depends on how requests happen to coincide. Outliers (undocumented lengths or a
+# warm cache) get little weight (Huber)
 CROWD = (("ttft", "ttft_mean_s", 3.0), ("tpot", "tpot_mean_s", 1.0), ("output", "output_tok_per_s", 1.25))
 HUBER = 1.5
-# what the form gets wrong of all points at C > 1 of one server alike (how its clients meet, lengths nobody told): many
-# such points are not as many witnesses against a constant
+# sd of the error that all points at C > 1 of one server share (how clients coincide, undocumented lengths): their
+# residuals are correlated, so many such points are not independent evidence
 COMMON_SD = {"ttft": 0.06, "tpot": 0.02, "output": 0.03}
 GAUSS_NEWTON_STEPS, DIFFERENCE = 2, 0.5  # in prior sds
 IMPOSSIBLE = 2.5  # a point that the best fit misses by this factor was not measured on this model and machine
 HIT_SHARE = 0.02  # prefix-cache hits above which a TTFT is not a prefill
-LEARNED, ALIKE = 0.9, 0.8  # posterior/prior sd under which the data said something; |correlation| they can't resolve
+# posterior sd / prior sd below which a constant counts as learned; |correlation| above which two are not separable
+LEARNED, ALIKE = 0.9, 0.8
 
 
 @dataclass(frozen=True)
@@ -257,8 +258,8 @@ def _softened(z: float) -> float:
 
 
 def _gauss_newton(residuals: Callable[[np.ndarray], np.ndarray], edge: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The least squares of a simulation's residuals, whose differences over less than a good part of a prior's sd are
-    chance: few steps, each kept only where the sum of squares falls. (x, jacobian)"""
+    """(x, jacobian) of a least-squares fit to a simulation's residuals. They are noisy, so derivatives are differences
+    over DIFFERENCE prior sds; few steps, each accepted only if the sum of squares falls."""
     n = edge.shape[1]
     x = np.clip(np.zeros(n), edge[0], edge[1])
     now = residuals(x)
@@ -301,7 +302,7 @@ def _calibration(
     notes: list[str] = []
     pairs: list[tuple[str, str, float]] = []
     if stage == "datasheet":
-        why = "the points given hold no usable figure" if unusable else "no measurement"
+        why = "the given points have no usable values" if unusable else "no measurement"
         notes.append(f"{why}: every constant is a prior")
     else:
         told = [n for n in names if estimates[n].sd_ratio < LEARNED]
@@ -314,7 +315,7 @@ def _calibration(
             if i < j and abs(correlation[i, j]) > ALIKE
         ]
         if untold:
-            notes.append(f"the data say nothing of {', '.join(untold)}: they stay at their priors")
+            notes.append(f"the data do not determine {', '.join(untold)}: they stay near their priors")
         notes += [f"the data cannot tell {a} from {b} (correlation {c:+.2f})" for a, b, c in pairs]
         notes += [f"the fit misses {what} by {100 * r:+.0f} %" for what, r in residuals if abs(r) > 0.1]
         notes += [
@@ -326,7 +327,7 @@ def _calibration(
 
 
 def _noise(mean: float, low: float | None, high: float | None, form: float, host: float) -> float:
-    """Relative sd of a measured mean: its 95 % interval where there is one, what the form itself can't do, the host."""
+    """Relative sd of a measured mean: its 95 % interval (if given), the form's error and the host's noise combined."""
     floor = math.hypot(form, host)
     if low is None or high is None or not high > low:
         return floor
@@ -334,7 +335,8 @@ def _noise(mean: float, low: float | None, high: float | None, form: float, host
 
 
 def _server_prefill(p: MeasuredPoint) -> tuple[float, float] | None:
-    """(prefill, front end) seconds from vLLM's own histograms: front end = client TTFT − prefill − queue."""
+    """(prefill, front end) in seconds. front end = client TTFT − server prefill − server queue (means of vLLM's
+    histograms); prefill is shifted by the client's median − mean TTFT."""
     prefill, queue = p.server_prefill_mean_s, p.server_queue_mean_s
     if prefill is None or queue is None or p.ttft_mean_s is None or not prefill > 0:
         return None

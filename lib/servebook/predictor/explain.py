@@ -45,7 +45,7 @@ def _steps(times: VllmTimes, result: Result) -> Iterator[tuple[LogEntry, Parts]]
         host = times.prepare(e.decodes + len(e.chunks)) + (
             times.launch(e.decodes + sum(c[1] for c in e.chunks), True) if e.chunks else 0.0
         )
-        parts["power_cap"] = e.capped_s
+        parts["power_cap"] = parts.get("power_cap", 0.0) + e.capped_s
         late = (e.end_s - before) / e.steps - sum(parts.values())
         parts["launch"] = parts.get("launch", 0.0) + min(max(late, 0.0), host)
         before = e.end_s
@@ -126,9 +126,13 @@ def waterfall(times: Times, parts: Parts) -> list[tuple[str, float]]:
 
     The start is weights and KV over the datasheet's bandwidth; what the bandwidth reached costs beyond that follows.
     """
-    read = ("weights_s", "experts_s", "kv_reads_s")
-    reads = sum(parts.get(n, 0.0) for n in read)
-    share = times.constants["bandwidth_share"]
-    steps = [("roofline says", reads * share), ("bandwidth reached", reads * (1 - share))]
-    rest = [(CAUSES[n][0], v) for n, v in parts.items() if n not in read and v]
+    known, share = times.constants, times.constants["bandwidth_share"]
+    shares = {
+        "weights_s": share, "experts_s": share * known.get("expert_bandwidth", 1.0),
+        "kv_reads_s": known.get("kv_share", share),
+    }  # fmt: skip
+    reads = sum(parts.get(n, 0.0) for n in shares)
+    bound = sum(parts.get(n, 0.0) * reached for n, reached in shares.items())
+    steps = [("roofline says", bound), ("bandwidth reached", reads - bound)]
+    rest = [(CAUSES[n][0], v) for n, v in parts.items() if n not in shares and v]
     return [step for step in steps if step[1] > 0] + sorted(rest, key=lambda p: -p[1])

@@ -1,10 +1,9 @@
 """One engine of a run, calibrated: predicts a point, with an 80 % interval on every metric.
 
-A point is simulated in several replicas: some with the most probable constants, some with constants drawn from their
-posterior, each with other client pauses. The value is the geometric mean over all replicas, since none is more likely
-than another; with one client, or a server that takes one request at a time, it is the mean over the replicas with the
-most probable constants. The interval is the spread of the drawn ones and, on top, the error of the model's form
-(intervals.py).
+A point is simulated in several replications, some with the most probable constants, some with constants drawn from
+their posterior; each has its own random client pauses. The value is the geometric mean over all of them. With one
+client, with a naive server, or with a workload it is the mean over the replications with the most probable constants.
+The interval combines the spread over the drawn constants with the error of the model's form (intervals.py).
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from .simulation import Result
 SEEDS = (1, 2, 3, 4, 5, 6)
 SAMPLES = 18
 OVERLOAD = 1.01  # of the capacity, which one simulation gives to about a percent
-ENOUGH_REQUESTS = 30_000  # with so many requests one replica is enough
-DRAWN_REQUESTS = 100_000  # of a finite run, over all its replicas with drawn constants
-LOGGED_REQUESTS = 20_000  # of a finite run, up to which the steps behind a time are kept
-VARIED_REQUESTS = 400  # of a closed loop whose requests differ
-OPEN_REQUESTS = 600  # of an open loop, whose figures depend on how its arrivals bunch
+ENOUGH_REQUESTS = 30_000  # per point, over its replications with the most probable constants (at least one)
+DRAWN_REQUESTS = 100_000  # per point, over its replications with drawn constants (at least two)
+LOGGED_REQUESTS = 20_000  # largest finite run whose steps are logged
+VARIED_REQUESTS = 400  # at least, in a closed loop whose requests differ
+OPEN_REQUESTS = 600  # at least, in an open loop: its figures depend on how arrivals cluster
 
 
 @dataclass
@@ -206,7 +205,7 @@ def forecaster(
         c = point.concurrency or 1
         spec = PointSpec("", name, "", "concurrency", point.prompt_tokens, point.output_tokens, c)
         o = average([Scenario(s, spec, params.load).outcome(times, seed, max(60, 3 * c)) for seed in SEEDS])
-        return {"ttft": o.ttft_s, "tpot": o.tpot_s}
+        return {"ttft": o.ttft_s, "tpot": o.tpot_s, "output": o.output_tok_per_s}
 
     own = [p for p in measured if p.engine == name]
     calibration = calibrate(

@@ -26,15 +26,16 @@ class Prior:
 # what launching takes varies by so much from minute to minute (relative sd; the naive server's TPOT and vLLM's steps
 # beyond their graphs over the points of the H200 run of 2026-11-29)
 HOST_NOISE = 0.18
-# what every host's time scales with, so that a slow lone prompt tells of the other work of the same cores
-SLOWNESS = "of all that the host does: one core's speed; cloud machines of one card differ by factors from 0.7 to 2"
+# common factor on all host times, so that a slow single prompt also informs the other host constants
+SLOWNESS = "factor on all host times (single-core speed); cloud machines with the same GPU differ by 0.7 to 2"
 BOTH_TABLES = "chosen with both public tables (A40, A100) in view"
 
 
 def vllm_priors(
     shape: ModelShape, gpu: Gpu, facts: Mapping[str, object] | None = None, layout: Layout = ALONE
 ) -> dict[str, Prior]:
-    """One set for all GPUs; a constant depends on the GPU only through its generation and attention backend."""
+    """Priors of vLLM's constants. They depend on the GPU's generation, power cap and links, the attention backend, the
+    model's quantization, layers and split, and vLLM's version."""
     talk = "of the link's rate, in large all-reduces (see parallel)"
     links = (
         {"link_share": Prior(layout.link_share(gpu), 0.08 if gpu.nvlink_gb_per_s else 0.10, 0.01, 1.0, talk)}
@@ -56,7 +57,7 @@ def vllm_priors(
     gemm = "large GEMMs under a power cap reach 55–85 % of dense peak"
     if eight_bit:
         gemm = "8-bit GEMMs with a scale a token; aiconfigurator's H200 measurements save 15 ms of 40 for 2,048 tokens"
-    cap = "prefills that never rest run at 1,520 MHz, lone ones at 1,800: 7 to 8 % slower on the H200 at C = 16 to 128"
+    cap = "continuous prefill runs at 1,520 MHz, a single one at 1,800: 7 to 8 % slower on the H200 at C = 16 to 128"
     decode_cap = (0.08, 0.03) if gpu.generation == "hopper" else (0.0, 0.02)
     decode_why = (
         "large decode batches too: an H200 at 690 of 700 W runs at 1,600 MHz from 128 sequences of an 8B model on, and"
@@ -64,23 +65,23 @@ def vllm_priors(
     )
     kv_reads = "a decode's attention reads its KV at so much of the datasheet's bandwidth (aiconfigurator's tables)"
     kv = {"hopper": (0.91, 0.03), "blackwell": (0.87, 0.04)}.get(gpu.generation, (0.79, 0.05))
-    stream, matmul, hidden, attention = (0.84, 0.05), (0.70, 0.10), (0.30, 0.10), (0.45, 0.10)
+    stream, matmul, exposed, attention = (0.84, 0.05), (0.70, 0.10), (0.30, 0.10), (0.45, 0.10)
     sequence = 5e-6, 3e-6
     if gpu.generation in ("hopper", "blackwell"):
         # warp-specialized kernels, from an H200's first run and its repeat. Decodes: from one to 16 sequences of 8,192
         # tokens 7.1 GB more KV in 1.6 ms, from one to 64 of 512 at most 4 µs each beyond KV. Prefills: lone prompts of
         # 2,048 to 16,384 tokens take 42 ms of GEMMs a 2,048 and 52 % of dense peak in attention
-        stream, matmul, hidden, attention = (0.90, 0.03), (0.67, 0.08), (0.25, 0.08), (0.52, 0.05)
+        stream, matmul, exposed, attention = (0.90, 0.03), (0.67, 0.08), (0.25, 0.08), (0.52, 0.05)
         sequence = 1.5e-6, 1e-6
     if eight_bit:
-        stream, matmul, hidden = (0.84, 0.04), (0.60, 0.08), (0.30, 0.10)
+        stream, matmul, exposed = (0.84, 0.04), (0.60, 0.08), (0.30, 0.10)
     if (capped := _sustained(gpu)) < matmul[0]:
         matmul, gemm = (capped, 0.15 * capped), "what the board's power sustains of the peak (see _sustained)"
     return {
         "bandwidth_share": Prior(*stream, 0.5, 0.95, "streaming kernels reach 75–92 % of the datasheet's bandwidth"),
         "kv_share": Prior(*kv, 0.4, 0.97, kv_reads),
         "matmul_share": Prior(*matmul, 0.25, 0.95, gemm),
-        "overlap_loss": Prior(*hidden, 0.0, 1.0, f"the shorter of reads and GEMM not hidden; {BOTH_TABLES}"),
+        "overlap_loss": Prior(*exposed, 0.0, 1.0, f"share of the shorter of reads and GEMMs not hidden; {BOTH_TABLES}"),
         "attention_share": Prior(*attention, 0.1, 0.8, "FlashAttention's causal prefill reaches 40–60 % of dense peak"),
         "mixed_rows": Prior(90, 10, 16, 128, tile) if tiled else Prior(1.2, 0.4, 1, 8, packed),
         **_host_priors(shape, gpu, facts, layout),
@@ -94,7 +95,7 @@ def vllm_priors(
     }
 
 
-# 16-bit TFLOP/s that large GEMMs sustain a watt of the board's cap: medians of 4,096 wide and larger ones of 2,048 rows
+# 16-bit TFLOP/s per watt of the board's cap that large GEMMs sustain: medians over GEMMs of 2,048 rows, 4,096 or wider,
 # in the tables of aiconfigurator 0.12 (vLLM 0.14 to 0.24): L40S 250 of 362 at 350 W, H100 821 of 989 at 700 W, A100
 # 278 of 312 at 400 W
 SUSTAINED_TFLOPS_PER_W = {"ada": 0.71, "hopper": 1.17, "ampere": 0.69}
@@ -163,7 +164,7 @@ def more_kernels(shape: ModelShape) -> float:
 
 
 def expert_priors(shape: ModelShape, layout: Layout = ALONE) -> dict[str, Prior]:
-    """Of a mixture's grouped kernels; nothing for a dense model. From aiconfigurator 0.12's tables of vLLM 0.24's
+    """Priors of MoE grouped kernels; {} for a dense model. From aiconfigurator 0.12's tables of vLLM 0.24's
     fused_moe on H200 and H100 (bf16, Triton): 128 experts of 768 and 8 of 14,336 within 10 % at 1 to 16,384 tokens."""
     if shape.experts is None:
         return {}
@@ -175,11 +176,11 @@ def expert_priors(shape: ModelShape, layout: Layout = ALONE) -> dict[str, Prior]
         narrow = 1.0
     matmul = narrow * wide / (wide + 250)
     sync = "replicas agree on a step's size over the CPU first; chosen with a trace of two RTX PRO 6000 in view"
-    alike = "a router that picks every expert alike; a skewed one touches fewer"
+    alike = "1: the router picks all experts equally often; a skewed one uses fewer"
     return {
         "expert_bandwidth": Prior(0.96, 0.06, 0.5, 1.1, "of the dense matrices' bandwidth, where all experts are read"),
         "expert_matmul": Prior(matmul, 0.15 * matmul, 0.1, 1.2, rows),
-        "expert_overlap": Prior(0.5, 0.15, 0.0, 1.0, "of an expert's reads and GEMM, what the longer does not hide"),
+        "expert_overlap": Prior(0.5, 0.15, 0.0, 1.0, "share of the shorter of experts' reads and GEMMs not hidden"),
         # learned from the H200 run of 2026-11-30: lone and mixed steps of 900 tokens took 95 ms, 57 were predicted
         "expert_launch_s": Prior(0.0009, 0.0003, 0.0, 0.005, "routing and grouped kernels launched one by one", "s"),
         "expert_spread": Prior(1.0, 0.08, 0.2, 1.0, alike),
@@ -200,7 +201,7 @@ def _cpu_vllm_priors(shape: ModelShape) -> dict[str, Prior]:
         "overlap_loss": Prior(0.8, 0.2, 0.0, 1.0, "a CPU core waits for its loads"),
         "attention_share": Prior(0.12, 0.06, 0.002, 0.6, "CPU attention kernels"),
         "mixed_rows": Prior(1.5, 0.5, 1, 16, "no query tiles"),
-        "decode_rows": Prior(6, 4, 0, 64, "one query token fills no vector unit; of a prompt token's time"),
+        "decode_rows": Prior(6, 4, 0, 64, "attention time per decode token, in prompt tokens (idle vector units)"),
         "host_s": Prior(host, 0.5 * host, 0.0, 0.2, "eager PyTorch: Python and small operators a layer", "s"),
         "host_per_sequence_s": Prior(1e-4, 8e-5, 0.0, 5e-3, f"scheduling, detokenizing, streaming; {shared}", "s"),
         "frontend_request_s": Prior(0.010, 0.006, 0.0, 0.2, "HTTP, JSON and the way through the engine's queues", "s"),

@@ -3,8 +3,8 @@
 Follows `vllm/v1/core/sched/scheduler.py` (0.32): `running` is walked in admission order, then `waiting` first come,
 first served, each taking min(what it still needs, what is left of the token budget); admission reserves KV blocks for
 the whole prompt; without a free block the newest running request is preempted and recomputed; with asynchronous
-scheduling one batch is queued behind the running one, and a finished request keeps its seat and blocks until its last
-step has been processed.
+scheduling one batch is queued behind the running one, and a finished request counts as running and keeps its blocks
+until its last step has been processed.
 
 Decodes advance in lockstep, so their state is kept against a shared decode clock and a step costs the same for 4 or 400
 of them; whatever breaks the lockstep (a preemption, a budget that starves a decode) is walked request by request.
@@ -75,7 +75,7 @@ class Request:
 
     @property
     def owner(self) -> Hashable:
-        """Who finds its unshared blocks again: after a preemption itself, later the next turn of its conversation."""
+        """Who can reuse its unshared cached blocks: itself after a preemption, or the next turn of its conversation."""
         return self if self.conversation is None else self.conversation
 
 
@@ -208,7 +208,7 @@ class Scheduler:
         return step
 
     def update(self, step: Step) -> list[Request]:
-        """The step has run: returns the requests that it finished; its blocks and its place are free again."""
+        """Process a step that has run: returns its finished requests and frees their blocks and running slots."""
         if step.empty:
             return []
         assert self.inflight.popleft() is step
@@ -279,7 +279,7 @@ class Scheduler:
         if blocks > self.pool.free:
             return None
         if not left and self.prefilling and self.decodes and next(iter(self.prefilling)).seq < self._newest_decode:
-            return None  # a prompt ahead of a decode may take the budget that the decode wants
+            return None  # a prompt admitted before a decode may use up the budget before that decode's turn
         return chunks, left
 
     def _chunk(self, r: Request, new: int, step: Step) -> None:
@@ -337,7 +337,7 @@ class Scheduler:
         return left, preempted
 
     def _shift(self, r: Request) -> None:
-        """r misses a decode step: its clock falls one behind."""
+        """r is left out of a decode step: it finishes one decode step later."""
         size = self.config.block_size
         self._residue[-r.base % size] -= 1
         r.base -= 1
@@ -362,7 +362,7 @@ class Scheduler:
         if r.state == DECODE:
             self._leave(r)
             r.delivered = r.output_tokens - (r.finish - self.clock)
-        late = 0  # tokens that came after its last step was scheduled are hashed with its next one
+        late = 0  # 1 if its newest token is not hashed yet: that would happen when its next step is scheduled
         for step in self.inflight:
             there, sampled = self._in_step(r, step)
             if there:
@@ -386,7 +386,7 @@ class Scheduler:
         r.blocks = []
 
     def _found(self, r: Request) -> tuple[list[Block], int, int]:
-        """(shared blocks, blocks of its own, blocks that it is said to find) of the prompt in the prefix cache."""
+        """The prompt's blocks in the prefix cache: (shared ones, number of its own, number given by hit_tokens)."""
         usable = (r.target - 1) // self.config.block_size  # the last token is always computed
         if not self.config.prefix_caching:
             return [], 0, 0

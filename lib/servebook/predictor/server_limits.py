@@ -18,7 +18,7 @@ from .steptime import NaiveTimes, VllmTimes
 
 Times = VllmTimes | NaiveTimes
 BIG_GPU_GIB, HUGE_GPU_GIB = 70, 160  # vLLM's lines for larger default budgets (the A100 excepted)
-# outside PyTorch when vLLM measures: 0.23 to 0.24 on the H200 runs of 2026-11-29, NCCL's buffers with several GPUs
+# memory that vLLM's profiling finds outside PyTorch: 0.23 to 0.24 GiB on the H200 runs of 2026-11-29; NCCL's buffers
 NON_TORCH_GIB, NCCL_GIB = 0.25, 0.3
 NAIVE_NON_TORCH_GIB = 0.9  # CUDA context and workspaces of the naive server
 ASYNCHRONOUS_FROM = (0, 14)
@@ -26,8 +26,8 @@ ASYNCHRONOUS_FROM = (0, 14)
 
 @dataclass(frozen=True)
 class PredictedServer:
-    """An engine's limits. problem: why it cannot serve at all, None where it can. config: of one group of requests that
-    steps by itself (see parallel); kv_tokens: of one replica, as its log tells."""
+    """An engine's limits. problem: why it cannot serve at all, None if it can. config: the scheduler's limits for one
+    group of requests that is scheduled on its own (see parallel); kv_tokens: KV pool of one replica, as in its log."""
 
     name: str
     kind: str
@@ -65,8 +65,8 @@ class PredictedServer:
         return None
 
     def held_tokens(self, each: int) -> int:
-        """Tokens that a replica holds of requests of so many tokens each: where windows or states are grouped beside
-        full attention, not as many of short ones as of the longest."""
+        """Tokens that a replica's KV pool holds if every request has `each` tokens. In hybrid models (windows or states
+        beside full attention) short requests fit fewer tokens than the longest."""
         if self.pool is None or len(self.pool.groups) < 2 or not self.pool.blocks:
             return self.kv_tokens
         return int(self.kv_tokens * self.pool.tokens(each) / max(self.pool.tokens(self.max_model_len), 1))
@@ -90,7 +90,9 @@ def server(
     known = {k: v for k, v in (facts or {}).items() if v is not None}
     if isinstance(engine, NaiveEngine):
         free = int(gpu.memory_bytes * 0.95 - shape.weight_bytes - NAIVE_NON_TORCH_GIB * GIB)
-        tokens = max(0, free // (3 * shape.kv_bytes_per_token))  # old buffer, new buffer, copies of a growing cache
+        tokens = max(
+            0, free // max(3 * shape.kv_bytes_per_token, 1)
+        )  # old buffer, new buffer, copies of a growing cache
         problem = _too_big(shape, gpu, ALONE) if free <= 0 else None
         return PredictedServer(
             name, "naive", shape, gpu, SchedulerConfig(max_num_seqs=1), shape.max_context_tokens, ALONE, tokens,
@@ -107,25 +109,28 @@ def server(
         notes.append("predicted as if it were vLLM with these settings")
     big = gpu.memory_gib >= BIG_GPU_GIB and "A100" not in gpu.name
     default = (16384 if gpu.memory_gib >= HUGE_GPU_GIB else 8192, 1024) if big else (2048, 128 if gpu.is_cpu else 256)
-    budget = known.get("max_num_batched_tokens") or given.max_num_batched_tokens or default[0]
-    max_sequences = known.get("max_num_seqs") or given.max_num_seqs or default[1]
-    budget = max(int(budget), int(max_sequences)) if "max_num_batched_tokens" not in known else int(budget)
     context = int(known.get("max_model_len") or given.max_model_len or shape.max_context_tokens)
+    budget, max_sequences = _step_limits(
+        known.get("max_num_batched_tokens") or given.max_num_batched_tokens,
+        known.get("max_num_seqs") or given.max_num_seqs, default, context,
+    )  # fmt: skip
     block = int(known.get("block_size") or (128 if gpu.is_cpu else 16))
     caching = bool(known.get("prefix_caching", given.prefix_caching))
     default_asynchronous = _asynchronous(known.get("version"), gpu)
     asynchronous = bool(known.get("async_scheduling", default_asynchronous) and layout.pipeline == 1)
-    held, source = _kv_pool(given, shape, gpu, layout, budget, int(max_sequences), block, caching, asynchronous)
+    held, source = _kv_pool(given, shape, gpu, layout, budget, max_sequences, block, caching, asynchronous)
     tokens = int(known["kv_cache_tokens"]) if "kv_cache_tokens" in known else held.tokens(context)
     source = "the engine's log" if "kv_cache_tokens" in known else source
     problem = None
-    if tokens <= 0:
+    if budget < max_sequences:
+        problem = f"vLLM refuses max_num_batched_tokens {budget:,} below max_num_seqs {max_sequences:,}"
+    elif tokens <= 0:
         problem = _too_big(shape, gpu, layout)
     elif context > tokens and "kv_cache_tokens" not in known:
-        problem = f"does not fit: vLLM refuses a context of {context:,} over a KV pool of {tokens:,}; set max_model_len"
+        problem = f"does not fit: vLLM refuses max_model_len {context:,} with a KV pool of {tokens:,} tokens; lower it"
     stages = layout.pipeline  # groups share sequences and pool; each waits for its own batch to come through
     config = SchedulerConfig(
-        max_num_batched_tokens=budget, max_num_seqs=max(int(max_sequences) // stages, 1), block_size=block,
+        max_num_batched_tokens=budget, max_num_seqs=max(max_sequences // stages, 1), block_size=block,
         kv_blocks=max((tokens // block - 1) // stages, 1), async_scheduling=asynchronous, prefix_caching=caching,
     )  # fmt: skip
     # vLLM's rule for cudagraph_capture_sizes (config/vllm.py, 0.26 to 0.32)
@@ -144,10 +149,17 @@ def _asynchronous(version: Any, gpu: Gpu) -> bool:
     return not gpu.is_cpu and not old
 
 
+def _step_limits(budget: int | None, sequences: int | None, default: tuple[int, int], context: int) -> tuple[int, int]:
+    """max_num_batched_tokens and max_num_seqs as vLLM completes what is not given (0.32, EngineArgs)."""
+    most = int(sequences or default[1])
+    tokens = int(budget) if budget else min(default[0], most * context)
+    return tokens, most if sequences else min(most, tokens)
+
+
 def _too_big(shape: ModelShape, gpu: Gpu, layout: Layout) -> str:
     size = layout.weight_bytes(shape) / GIB
     each = " a GPU" if layout.gpus > layout.data else ""
-    return f"does not fit: {size:.1f} GiB of weights{each} beside a KV cache in {gpu.memory_gib:.1f} GiB ({gpu.name})"
+    return f"does not fit: {size:.1f} GiB of weights{each} leave no KV cache in {gpu.memory_gib:.1f} GiB ({gpu.name})"
 
 
 def _kv_pool(
@@ -167,7 +179,7 @@ def _kv_pool(
     left -= activation_bytes(shape, layout, budget, max_sequences)
     talk = layout.gpus > (1 if shape.experts else layout.data)
     left -= (NON_TORCH_GIB + (NCCL_GIB if talk else 0.0)) * GIB
-    return of(max(left, 0.0)), "memory left by weights and a guess of activations"
+    return of(max(left, 0.0)), "memory left after weights and estimated activations"
 
 
 def activation_bytes(shape: ModelShape, layout: Layout, budget: int, max_sequences: int) -> float:

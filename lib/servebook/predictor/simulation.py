@@ -1,7 +1,7 @@
 """Clients against a simulated server, in simulated time: vLLM's engine loop, its API server, and the naive FIFO.
 
-Deterministic for a seed. Stretches of pure decode, where nothing arrives and nothing ends, are taken in one go: a
-decode step is linear in the context tokens that it reads, so many of them have a closed form.
+Deterministic for a seed. A run of equal pure decode steps (no arrival, no completion) is advanced at once: a decode
+step's time is taken as linear in the context tokens that it reads, so their sum has a closed form.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class StepTimes(Protocol):
         """(a, b): a pure decode step takes a + b · kv_tokens."""
 
     def mixed(self, step: Step) -> tuple[float, float]:
-        """What the GPU takes for a step that also prefills, and its power as a share of the board's cap."""
+        """(GPU seconds, power as a share of the board's cap) of a step that also prefills."""
 
     def decode_draw(self, decodes: int, kv_tokens: float, seconds: float) -> float:
         """The power of a pure decode step, likewise."""
 
     def slowdown(self, drawn: float) -> float:
-        """By how much a step that prefills is slower where so much power was drawn of late."""
+        """Factor on the time of a step that prefills. drawn: recent mean power as a share of the board's cap."""
 
-    prepare_s: float  # what the host takes before any step's first kernel: scheduling it, preparing its inputs
-    engine_sequence_s: float  # and for each of its requests
+    prepare_s: float  # host time before a step's first kernel: scheduling, preparing inputs
+    engine_sequence_s: float  # the same per request of the step
 
     def launch(self, tokens: int, idle: bool) -> float:
-        """What it then takes to launch one that prefills, of so many tokens; the engine does nothing else meanwhile.
-        idle: nothing ran before."""
+        """Host seconds to launch a step that prefills, of `tokens` tokens in all; they block the engine. idle: no step
+        was running before."""
 
     event_s: float  # what the API server takes to pass a token on
 
@@ -49,15 +49,15 @@ class StepTimes(Protocol):
         """HTTP, JSON, tokenizing and hashing before a request reaches the engine."""
 
     def frontend_busy(self, prompt_tokens: int) -> float:
-        """What of that the API server can do for one request at a time only."""
+        """The part of frontend() that the API server does for one request at a time."""
 
     def first_event(self, prompt_tokens: int) -> float:
         """By how much the event of a first token is late."""
 
 
 class LogEntry(NamedTuple):
-    """`steps` equal steps: decodes each, their mean kv_tokens, (request id, new, before, samples) chunks, the end, and
-    the seconds lost to the power cap."""
+    """`steps` consecutive steps alike: decodes per step, mean kv_tokens, chunks as (request id, new tokens, tokens
+    before, whether it samples), end of the last step, seconds lost to the power cap."""
 
     steps: int
     decodes: int
@@ -104,18 +104,17 @@ class Result:
         return float(self.measured.column("cached_tokens").sum()) / asked if asked else 0.0
 
 
-LEAST_SHARE = 0.25  # a loop that is behind with its events takes in requests nevertheless, one between two turns
+LEAST_SHARE = 0.25  # of the loop's time for new requests even when it is saturated: it accepts one between two turns
 
 
 class _ApiLoop:
-    """The API server's one event loop: every token of a step is an event of event_s. A loop that has not finished
-    with a step when the next one's tokens come is saturated, and a request, which takes PASSES turns of the loop,
-    waits a step's events at each. A step of up to CHUNK tokens is handed on in one go: a saturated loop takes in the
-    next step before it has sent the tokens of this one, and merges a request's two into one event, so it falls no
-    further behind. Larger steps are handed on in chunks, between which the loop sends what it has: nothing is merged,
-    and what it cannot keep up with waits (vLLM's VLLM_V1_OUTPUT_PROC_CHUNK_SIZE). Found on H200 runs, vLLM 0.26: from
-    100 running requests on events carried 1.1 to 1.3 tokens; at 256 and 512 they carried 1.00, clients had their
-    tokens at 18,000 and 15,000 a second, and the engine idled meanwhile.
+    """The API server's event loop (one core). Each token of a step is one event and takes event_s. The loop is
+    saturated if the next step's tokens arrive before it has sent those of the last. A new request needs PASSES turns of
+    the loop; in a saturated loop it waits for one step's events at each. Steps of up to CHUNK tokens are processed as
+    one batch: a saturated loop merges a request's two tokens into one event, so its backlog does not grow. Larger ones
+    are processed in chunks (VLLM_V1_OUTPUT_PROC_CHUNK_SIZE): nothing is merged and the backlog grows. Measured on an
+    H200 with vLLM 0.26: above 100 running requests events carried 1.1 to 1.3 tokens; at 256 and 512 they carried 1.00,
+    clients received 18,000 and 15,000 tokens/s, and the engine was idle part of the time.
     """
 
     PASSES, CHUNK = 4, 128
@@ -125,7 +124,7 @@ class _ApiLoop:
         self.turns: deque[tuple[float, float, float, bool]] = deque(maxlen=16)  # (at, over, its length, saturated)
 
     def events(self, tokens: int, at: float) -> float:
-        """A step's tokens arrive: when the clients have theirs, on average."""
+        """Process a step's tokens, ready at `at`; returns the mean time at which clients receive them."""
         turn, free = tokens * self.event_s, self.turns[-1][1] if self.turns else 0.0
         begun = max(free, at)
         if tokens <= self.CHUNK:
@@ -134,15 +133,15 @@ class _ApiLoop:
         return begun + turn / 2
 
     def behind(self, steps: int, tokens: int, since: float) -> None:
-        """So many steps of so many tokens each have come since then, one after the other."""
+        """Add the backlog of `steps` consecutive steps of `tokens` tokens each, the first at `since`."""
         turn = tokens * self.event_s
         if steps > 0 and tokens > self.CHUNK:
             free = max(self.turns[-1][1] if self.turns else 0.0, since)
             self.turns.append((since, free + steps * turn, turn, free > since))
 
     def share(self, at: float) -> float:
-        """Of the loop's time, what is left of late beside the events of running requests: one core reads requests,
-        turns texts into tokens and passes tokens on."""
+        """Share of the loop's recent time that token events leave free. One core parses requests, tokenizes and sends
+        events."""
         if len(self.turns) < 2 or self.event_s <= 0:
             return 1.0
         since, last = self.turns[-2][0], self.turns[-1]
@@ -217,8 +216,8 @@ def _result(clients: SimulatedClients, wall_s: float, gauge: Gauge, **more: Any)
 def simulate(
     config: SchedulerConfig, times: StepTimes, load: Traffic, *, skip: bool = True, log: bool = False
 ) -> Result:
-    """The clients against vLLM. skip=False takes every step singly (same result, slower). Raises ValueError for a
-    request over the KV pool."""
+    """Simulate the clients against vLLM. skip=False simulates every step separately: slower, the same where a decode
+    step's time is linear in its context tokens. Raises ValueError for a request larger than the KV pool."""
     return _Engine(config, times, load, skip, log).run()
 
 
@@ -257,7 +256,7 @@ class _Engine:
         return _result(clients, wall_s, self.gauge, preemptions=scheduler.preemptions, log=self.log or [])
 
     def _take_in(self) -> None:
-        """Requests that have been sent pass the front end, mostly side by side; those past it are the scheduler's."""
+        """Move sent requests through the front end (largely in parallel) and ready ones into the scheduler."""
         due, ready, now = self.clients.due, self.ready, self.now
         while due and (max(due[0][0], self.frontend_free) <= now or not ready):
             sent, _, r = heapq.heappop(due)
@@ -280,7 +279,7 @@ class _Engine:
                 self.scheduler.add(r)
 
     def _decode_on(self) -> bool:
-        """Take at once the coming steps that are the same pure decode; False where there are not several."""
+        """Advance over several equal pure decode steps at once; False if at most one can be taken."""
         scheduler, times, depth = self.scheduler, self.times, self.depth
         if (steady := scheduler.steady_steps()) <= 1:
             return False
@@ -322,7 +321,7 @@ class _Engine:
                 tokens += new
                 if r.scheduled_s < 0:
                     r.scheduled_s = start
-            self.now += times.launch(tokens, idle=not self.queue)  # hidden as far as the GPU still runs the step before
+            self.now += times.launch(tokens, idle=not self.queue)  # overlaps with the step still on the GPU
             seconds, draw = times.mixed(step)
             capped = seconds * (times.slowdown(self.power.drawn) - 1)
         else:
@@ -383,7 +382,7 @@ class ServiceTimes(Protocol):
 
 
 def simulate_naive(times: ServiceTimes, load: Traffic) -> Result:
-    """One request at a time, first come first served. Open loop with equal requests: an M/D/1 queue."""
+    """One request at a time, first come, first served; with Poisson arrivals and equal requests an M/D/1 queue."""
     clients, gauge, free = SimulatedClients(load), Gauge(1), 0.0
     cost: dict[tuple[int, int], tuple[float, float, float]] = {}
     while not clients.over and clients.due:

@@ -2,17 +2,18 @@
 
     t = h + max(W/BW, F/R) + ω·min(W/BW, F/R) + prefill_attention/R_a + decode_attention
 
-W: weight bytes streamed, F: linear FLOPs and LM head of the step, BW = bandwidth share × datasheet, R = matmul share
-× datasheet, R_a = attention share × datasheet. decode_attention is K/BW (K: KV bytes read) in a pure decode step; in a
-step that also prefills it is max(K/BW, rows · its FLOPs / R_a): FlashAttention-2 splits the KV and packs the query
-heads of a group only when the longest query is one token, so each decode token fills a query tile of `rows` rows.
+h: host_s plus host_per_sequence_s per request; W: weight bytes read; F: FLOPs of the linear layers and the LM head;
+ω: overlap_loss. BW, BW_kv, R and R_a are the datasheet's figures times bandwidth_share, kv_share, matmul_share and
+attention_share. decode_attention is K/BW_kv (K: KV bytes read) in a pure decode step, and max(K/BW_kv, mixed_rows · its
+FLOPs / R_a) in a mixed step: FlashAttention-2 splits the KV and packs the query heads of a group only when the longest
+query is one token, so in a mixed step each decode token occupies a query tile of mixed_rows rows.
 
 That is the GPU's time. A step starts no sooner than the host has prepared it (prepare_s: scheduling, inputs, replaying
 a graph) and is over no sooner than the host has launched it: layers × layer_launch_s kernel by kernel, piecewise_share
 of it where CUDA graphs replay all but the attention (a step that prefills, of no more tokens than the largest captured
-size), and nothing more where one graph replays the whole step (pure decode). All of it hides behind the step before, if
-there is one; a step that the host held back is fetched only after the next one has been prepared. Prefills that never
-rest run into the board's power cap (capped_loss). Found on the H200 run of 2026-11-29 (outputs/reference): its 128- and
+size), and nothing more where one graph replays the whole step (pure decode). All of it overlaps with the step
+before, if any; a launch-bound step is fetched only after the next one has been prepared. Continuous prefill reaches the
+board's power cap (capped_loss). Found on the H200 run of 2026-11-29 (outputs/reference): its 128- and
 1,024-token prompts, the gaps between events around every mixed step, and its NVML series.
 """
 
@@ -28,19 +29,19 @@ from .parallel import ALONE, Layout
 from .power import DECODE_FROM, DECODE_FULL, draw, throttled
 from .scheduler import Step
 
-# of what the front end takes a prompt token, the part that falls after the engine's first token: on the H200 run of
-# 2026-11-29 the first event of a 16,384-token prompt came 13 ms late, its second token right behind it
+# share of the front end's time per prompt token that is spent after the engine's first token: on the H200 run of
+# 2026-11-29 the first event of a 16,384-token prompt was 13 ms late and the second token followed at once
 FIRST_EVENT_SHARE = 0.6
-# of what the front end takes a request whatever its length, the part that it can do for one at a time only; the rest is
-# hops between tasks and processes. On the H200's first run and its repeat 17 of 20 requests sent within 1 ms of the
-# first of a burst got into that one's step
+# share of the front end's fixed time per request that is serialized; the rest is hand-over between tasks and processes,
+# which overlaps. On the H200's first run and its repeat 17 of 20 requests sent within 1 ms of the first of a burst were
+# scheduled in the same step as that one
 FRONTEND_BUSY_SHARE = 0.1
-# of what the host takes for a step, what the GPU waits for where steps are scheduled one after the other; the rest
-# runs while the GPU works. On an H200 with vLLM 0.26, engine without a server: a 0.5B model's steps take 2.35 ms of
+# share of the host's time per step during which the GPU is idle with synchronous scheduling; the rest overlaps with the
+# GPU's work. On an H200 with vLLM 0.26, engine without a server: a 0.5B model's steps take 2.35 ms of
 # the host's time, and Llama-3.1-8B's are 1.66 ms longer without asynchronous scheduling
 EXPOSED_SHARE = 0.7
-# by how much launching takes longer where the engine was idle before: 22 to 25 ms for a lone prompt of 640 or 1,024
-# tokens, 16 to 22 ms beside decodes, on the same two runs
+# factor on the launch time of a step if the engine was idle before: 22 to 25 ms for a single prompt of 640 or 1,024
+# tokens, 16 to 22 ms with decodes running, on the same two runs
 IDLE_LAUNCH = 1.2
 
 
@@ -52,7 +53,7 @@ OF_THE_HOST = (
 
 
 def on_this_host(constants: Mapping[str, float]) -> dict[str, float]:
-    """The constants with the host's times as long as this host takes."""
+    """The constants with the host's times scaled by host_slowness."""
     slowness = constants.get("host_slowness", 1.0)
     return {n: v * slowness if n in OF_THE_HOST else v for n, v in constants.items()}
 
@@ -118,8 +119,8 @@ class VllmTimes(_Model):
         self.piecewise_s = self.launch_s * constants.get("piecewise_share", 1.0)
         if shape.experts:  # inside the graphs where a step is captured
             self.launch_s += shape.experts.layers * constants.get("expert_launch_s", 0.0)
-        # on a CPU it is part of host_s: no step runs meanwhile
         self.asynchronous = asynchronous
+        # absent on a CPU: preparing a step overlaps with nothing there and is part of host_s
         self.prepare_s = constants.get("prepare_s", 0.0) * (1.0 if asynchronous else EXPOSED_SHARE)
         self.engine_sequence_s = constants.get("engine_sequence_s", 0.0)
         self.sequence_s = constants["host_per_sequence_s"]
@@ -188,7 +189,7 @@ class VllmTimes(_Model):
         return 1 + self.capped_loss * throttled(drawn)
 
     def mixed(self, step: Step) -> tuple[float, float]:
-        """(seconds, board power as a share of its cap) of a step that prefills and may decode, on a rested GPU."""
+        """(seconds, board power as a share of its cap) of a step that prefills and may decode, without throttling."""
         tokens, samples, attention = step.decodes, step.decodes, 0.0
         for _, new, before, last in step.chunks:
             tokens += new
@@ -206,19 +207,20 @@ class VllmTimes(_Model):
         return seconds, draw(read, compute, attention, seconds)
 
     def _met(self, decodes: int, tokens: int) -> int:
-        """Tokens that the experts of this rank meet: its own, and the decodes of the replicas that step with it."""
+        """Tokens routed over this rank's experts: its replica's, and the decodes of the other replicas."""
         return tokens + (self.replicas - 1) * decodes
 
     def _others(self, seconds: float, tokens: int, decodes: int, kv_tokens: float) -> float:
-        """What the other replicas' prefills take of this one's time: they prefill as much in steps of their own, which
-        hold up the decodes here by as much as this step does theirs."""
+        """Seconds this replica waits for the other replicas' prefills: each is assumed to prefill as much in steps
+        of its own, which delay the decodes here as this step delays theirs."""
         if self.replicas == 1:
             return 0.0
         fixed, slope = self.decode(decodes, kv_tokens) if decodes else (0.0, 0.0)
         return (self.replicas - 1) * max(0.0, max(seconds, self.launch(tokens)) - fixed - slope * kv_tokens)
 
     def parts(self, decodes: int, kv_tokens: float, chunks: list[tuple[int, int, bool]]) -> dict[str, float]:
-        """A step's seconds by cause; they sum to its time. chunks: (new tokens, before, samples a token).
+        """A step's seconds by cause. They sum to the time of a pure decode step, and to that of a step with chunks but
+        for the host's launch and the power cap of prefills. chunks: (new, before, samples a token).
 
         weights: reading them; compute: GEMMs of the decodes beyond what the weight reads hide; prefill: what the
         chunks add (GEMMs and attention); kv_reads: the decodes' own; mixed_attention: what their attention costs
@@ -251,6 +253,10 @@ class VllmTimes(_Model):
         if chunks and self.replicas > 1:
             parts["replicas"] = self._others(sum(parts.values()), decodes + new, decodes, kv_tokens)
         if not chunks:
+            if self.decode_loss:
+                gpu = sum(parts.values())
+                drawn = self.decode_draw(decodes, kv_tokens, gpu)
+                parts["power_cap"] = gpu * self.decode_loss * throttled(drawn, DECODE_FROM, DECODE_FULL)
             parts["launch"] = max(0.0, self._decode_floor(decodes) - sum(parts.values()))
         return parts
 
@@ -259,8 +265,8 @@ class VllmTimes(_Model):
         return self._first_token(prompt_tokens, budget)[0]
 
     def _first_token(self, prompt_tokens: int, budget: int) -> tuple[float, bool]:
-        """(seconds, whether the host's launches decide them, not the GPU). The first decode step is launched before
-        the first token is fetched; the host launches ahead of the GPU where that is slower."""
+        """(seconds, whether they are launch-bound). The first decode step is launched before the first token is
+        fetched; where the GPU is slower the host runs ahead of it."""
         gpu, host, before = 0.0, 0.0, 0
         while before < prompt_tokens:
             new = min(budget, prompt_tokens - before)

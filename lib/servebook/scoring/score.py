@@ -1,8 +1,8 @@
 """Predictions against measurements: error, verdict, share inside the interval, and the largest misses.
 
 Input: the run's points (one row per point) and its frozen predictions. Knows nothing of models, GPUs or engines. Signs:
-`error_share` = predicted / measured − 1, so +0.25 means predicted 25 % too high; `ratio` = measured / predicted;
-figures draw predicted / measured, so above 1 the prediction is too high there, too.
+`error_share` = predicted / measured − 1, so +0.25 means predicted 25 % too high. `ratio` is the inverse, measured /
+predicted; figures draw predicted / measured, so that above 1 means too high.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def prediction_frame(predictions: PredictionsLike) -> pd.DataFrame:
     """One row per stage × point × metric: value, low, high, regime.
 
     Accepts the content of predictions.json, its "frozen" list, or a bare list of predicted points. The newest
-    prediction of a stage counts, because it was frozen before the point was measured (see standing.py).
+    prediction of a stage counts; predictions are frozen before their points are measured (see standing.py).
     """
     if isinstance(predictions, pd.DataFrame):
         return predictions
@@ -224,7 +224,7 @@ def best_stage(scores_or_predictions: pd.DataFrame, engine: str) -> str | None:
 def held_out(scores: pd.DataFrame, calibration_workloads: Iterable[tuple[int, int]]) -> pd.DataFrame:
     """The scores without the points used for calibration: calibration points and C = 1 points of the same lengths.
 
-    taught: (prompt tokens, output tokens) of the calibration points.
+    calibration_workloads: (prompt tokens, output tokens) of the calibration points.
     """
     lengths = set(calibration_workloads)
     kept = [
