@@ -8,6 +8,7 @@ A run is one notebook of the pipeline.
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import os
 import re
@@ -253,7 +254,7 @@ def test_a_killed_server_costs_one_point_and_the_report_says_which(
     fault = run.faults()
     assert len(fault) == 1 and "short_prompts, e: c0002 was not measured: e ended (SIGKILL" in fault[0]
     page = (run.dir / "report.html").read_text()
-    assert "c0002 was not measured: e ended (SIGKILL" in page
+    assert "C\u00a0=\u00a02 was not measured: e ended (SIGKILL" in html.unescape(page)
     monkeypatch.setenv("SERVEBOOK_OUTPUTS", str(tmp_path / "out"))
     book = Book.open(tmp_path / "r.yaml")
     assert book.point_status.missing("e", ["short_prompts"], None)

@@ -190,6 +190,7 @@ def test_an_interrupted_command_says_that_figures_are_kept_where_it_measured(com
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, command, interrupted)
+    monkeypatch.setitem(cli.CALLS, command[1:], interrupted)
     assert cli.main([command[1:], "params/demo.yaml"]) == 130
     assert ("what was measured is kept" in capsys.readouterr().err) is kept
 
