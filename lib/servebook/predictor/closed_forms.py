@@ -145,6 +145,7 @@ def effective_rates(
         )
         rows.append(
             {
+                "sweep": p.sweep,
                 "engine": p.engine,
                 "prompt_tokens": p.prompt_tokens,
                 "ttft_s": p.ttft_mean_s,

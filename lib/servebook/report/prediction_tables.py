@@ -216,6 +216,7 @@ def effective_rates(frame: pd.DataFrame, gpu: Any) -> Html:
     if frame.empty:
         return Html("<p>No C = 1 point was measured.</p>")
     headers = {
+        "sweep": "Sweep",
         "engine": "Engine",
         "prompt_tokens": "Prompt",
         "ttft_s": "TTFT",

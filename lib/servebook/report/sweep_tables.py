@@ -27,11 +27,12 @@ def points_table(points: Any, sweep: str, caption: str | None = None) -> Html:
         else "concurrency"
     )
     name = {"rate_per_s": "Rate, requests/s", "prompt_tokens": "Prompt tokens", "concurrency": "C"}[x]
-    rows = frame.sort_values(["engine", x])
+    rows = frame.assign(again=score.is_repeated(frame)).sort_values(["engine", x, "again"])
     each = list(rows.itertuples())
+    prompts = {"Prompts": ["repeated" if r.again else "fresh" for r in each]} if rows["again"].any() else {}
 
     shown = columns({
-        name: [words.label(getattr(r, x)) for r in each], "Engine": [r.engine for r in each],
+        name: [words.label(getattr(r, x)) for r in each], "Engine": [r.engine for r in each], **prompts,
         "n": [plain(None if pd.isna(r.requests) else int(r.requests)) for r in each],
         "Failed": [plain(0 if pd.isna(r.failures) else int(r.failures)) for r in each],
         "TTFT": [with_range(r.ttft_mean_s, r.ttft_ci_low_s, r.ttft_ci_high_s, "s") for r in each],
