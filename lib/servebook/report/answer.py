@@ -19,8 +19,8 @@ from .markup import Html, columns, esc, table, without_pace
 WHY = "#can-the-measurements-be-trusted"
 DOUBTED = Html(f'<a class="sb-doubt" href="{WHY}" title="the audit doubts this measurement">○</a>')
 KEY = (
-    f'<p class="sb-conditions">{DOUBTED} an automatic check, the audit, doubts this measurement: the most frequent '
-    "reasons are below, all of them in “Can the measurements be trusted?”.</p>"
+    f'<p class="sb-conditions">{DOUBTED} the audit, an automatic check, doubts this measurement; its reasons are in '
+    "“Can the measurements be trusted?”.</p>"
 )
 
 
@@ -163,8 +163,8 @@ def _rate(
     same = frame[(frame[lengths] == best[lengths]).all(axis=1) & (frame["engine"] != engine)]
     others = [_highest(points, rate) for _, points in same.groupby("engine")]
     each = [
-        f"{currency} {money(million(o[rate], price))} with {server_name(str(o['engine']), params)} at its highest rate "
-        f"({words.number(o[rate])} tokens/s at {load(o, short=True)})"
+        f"{currency} {money(million(o[rate], price))} with {server_name(str(o['engine']), params)} at its highest rate"
+        f", {words.number(o[rate])} tokens/s"
         for o in others
     ]
     if beside is not None:  # the same load in the run that this one is set against
