@@ -13,14 +13,14 @@ from ..common import stats
 from ..common.reasons import ReasonCode
 from ..scoring import analysis, score
 from .baseline import Baseline
-from .headlines import RATES, card, compared, error_card, interval_words, rated
+from .headlines import RATES, card, compared, error_card, factor, interval_words, rated
 from .markup import Html, columns, esc, table, without_pace
 
 WHY = "#can-the-measurements-be-trusted"
 DOUBTED = Html(f'<a class="sb-doubt" href="{WHY}" title="the audit doubts this measurement">○</a>')
 KEY = (
-    f'<p class="sb-conditions">{DOUBTED} the audit, an automatic check, doubts this measurement; its reasons are in '
-    "“Can the measurements be trusted?”.</p>"
+    f'<p class="sb-conditions">{DOUBTED} the audit, an automatic check, doubts this measurement (approximate at best); '
+    "why is in “Can the measurements be trusted?”.</p>"
 )
 
 
@@ -100,12 +100,12 @@ def _against_engine(both: pd.DataFrame, engine: str, rate: str, params: Any) -> 
         return f"{words.number(row[rate])} against {words.number(row[rate + '_other'])} {RATES[rate]}"
 
     mark = _doubt(top) or _doubt(top, "verdict_other")
-    won = f"{one} gives {_factor(top['ratio'])} times the {name} rate of {two}"
+    won = f"{one} gives {factor(top['ratio'])} times the {name} rate of {two}"
     text = esc(f"{won} at {load(top)}: {rates(top)}") + mark
     if first["point"] != top["point"]:
         lengths = ["prompt_tokens", "output_tokens"]
         same_lengths = all(first[k] == top[k] for k in lengths)
-        text += esc(f"; {_factor(first['ratio'])} times at {load(first, short=same_lengths)}: {rates(first)}")
+        text += esc(f"; {factor(first['ratio'])} times at {load(first, short=same_lengths)}: {rates(first)}")
         text += _doubt(first) or _doubt(first, "verdict_other")
     spans = [(top[f"{rate}_ci_low{tail}"], top[f"{rate}_ci_high{tail}"]) for tail in ("", "_other")]
     span = interval_words(*stats.ratio_interval(top["ratio"], *spans), "×")
@@ -240,10 +240,6 @@ def money(value: float) -> str:
 
 def _upper(text: str) -> str:
     return text if text.startswith("vLLM") else text[0].upper() + text[1:]
-
-
-def _factor(value: float) -> str:
-    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"
 
 
 def _doubt(row: Any, column: str = "verdict", mark: Html = DOUBTED) -> Html:

@@ -171,8 +171,9 @@ def trust(points: Any) -> Html:
     return Html(f'<p class="sb-caution">{esc(text)}.</p>')
 
 
-def _factor(value: float) -> str:
-    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"
+def factor(value: float) -> str:
+    """A ratio of rates in words: two decimals near 1, so that its side of 1 is seen."""
+    return f"{value:.2f}" if value < 2 else f"{value:.1f}" if value < 10 else f"{value:,.0f}"
 
 
 def _bootstrap_mean(sums: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
@@ -191,9 +192,9 @@ def claim(points: Any, scores: pd.DataFrame, *, engine: str = "vllm", said: str 
         top = both.loc[both["ratio"].idxmax()]
         first = both[both["sweep"] == top["sweep"]].sort_values(["concurrency", "prompt_tokens", "rate_per_s"]).iloc[0]
         name = RATES[rate].partition(" ")[0]
-        text = f"At {where(top)}, {engine} gives {_factor(top['ratio'])} times the {name} rate of {top['engine_other']}"
+        text = f"At {where(top)}, {engine} gives {factor(top['ratio'])} times the {name} rate of {top['engine_other']}"
         if first["point"] != top["point"]:
-            text += f", against {_factor(first['ratio'])} times at {place(first)}"
+            text += f", against {factor(first['ratio'])} times at {place(first)}"
         parts.append(text)
     final = score.final(scores) if len(scores) else scores
     if len(final):
