@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import nbformat
@@ -164,6 +165,18 @@ def test_two_runs_into_one_folder_the_second_is_refused(tmp_path):
         pass
     with pytest.raises(ServebookError, match="there is no run here"), single_run(tmp_path / "none"):
         pass
+
+
+def test_an_interruption_within_a_finalizer_is_not_lost():
+    from servebook.run_folder.lock_and_signals import orderly_signals
+
+    class Ended:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)  # Python ignores what is raised here
+
+    with pytest.raises(KeyboardInterrupt), orderly_signals():
+        Ended()
+        time.sleep(60)
 
 
 def test_serve_says_how_to_measure_and_ctrl_c_is_its_end(tmp_path, monkeypatch, capsys):

@@ -10,7 +10,8 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from types import FrameType
+from typing import IO
 
 from ..common.errors import ServebookError
 
@@ -82,8 +83,13 @@ def orderly_signals(kept: str = KEPT) -> Iterator[None]:
     """
     asked = False
 
-    def unwind(*_: Any) -> None:
+    def unwind(number: int, frame: FrameType | None) -> None:
         nonlocal asked
+        if _swallows(frame):  # tried again when that has returned
+            again = threading.Timer(0.02, os.kill, (os.getpid(), number))
+            again.daemon = True
+            again.start()
+            return
         if asked:
             _end_now(kept)
         asked = True
@@ -103,6 +109,16 @@ def orderly_signals(kept: str = KEPT) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _swallows(frame: FrameType | None) -> bool:
+    """Whether Python would print and ignore what is raised here: in a finalizer, or in importlib's own callback."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__del__" or (code.co_name == "cb" and "importlib" in code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _end_now(kept: str) -> None:
