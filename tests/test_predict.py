@@ -458,3 +458,8 @@ def test_limits_that_are_not_given_follow_those_that_are_as_in_vllm() -> None:
     assert limits(max_num_seqs=512) == (2048, 512, None)
     refused = limits(max_num_seqs=512, max_num_batched_tokens=256)[2]
     assert refused and "refuses max_num_batched_tokens 256 below max_num_seqs 512" in refused
+    other = server_limits.server(  # not vLLM, and it runs
+        "sglang", params.OpenAIEngine(kind="openai", url="http://127.0.0.1:1"), SHAPE, A40,
+        {"max_num_batched_tokens": 2048, "max_num_seqs": 4096},
+    )  # fmt: skip
+    assert (other.config.max_num_batched_tokens, other.config.max_num_seqs, other.problem) == (2048, 4096, None)

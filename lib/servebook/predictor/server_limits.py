@@ -90,9 +90,8 @@ def server(
     known = {k: v for k, v in (facts or {}).items() if v is not None}
     if isinstance(engine, NaiveEngine):
         free = int(gpu.memory_bytes * 0.95 - shape.weight_bytes - NAIVE_NON_TORCH_GIB * GIB)
-        tokens = max(
-            0, free // max(3 * shape.kv_bytes_per_token, 1)
-        )  # old buffer, new buffer, copies of a growing cache
+        each = max(3 * shape.kv_bytes_per_token, 1)  # old buffer, new buffer, copies of a growing cache
+        tokens = max(0, free // each)
         problem = _too_big(shape, gpu, ALONE) if free <= 0 else None
         return PredictedServer(
             name, "naive", shape, gpu, SchedulerConfig(max_num_seqs=1), shape.max_context_tokens, ALONE, tokens,
@@ -122,7 +121,7 @@ def server(
     tokens = int(known["kv_cache_tokens"]) if "kv_cache_tokens" in known else held.tokens(context)
     source = "the engine's log" if "kv_cache_tokens" in known else source
     problem = None
-    if budget < max_sequences:
+    if budget < max_sequences and "max_num_batched_tokens" not in known:  # a server that runs has been accepted
         problem = f"vLLM refuses max_num_batched_tokens {budget:,} below max_num_seqs {max_sequences:,}"
     elif tokens <= 0:
         problem = _too_big(shape, gpu, layout)
