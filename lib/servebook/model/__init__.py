@@ -1,4 +1,4 @@
-"""What is served: a model's shape read from its config.json, and the folder that engines load. Knows no hardware."""
+"""The served model: its shape, read from config.json, and the folder that engines load. Independent of hardware."""
 
 from .reader import (
     PACKAGED,

@@ -1,8 +1,8 @@
-"""A model's parameters by name and shape, from the constructors of its own code, without PyTorch and without weights.
+"""A model's parameters by name and shape, from running its own constructors without PyTorch and without weights.
 
-transformers' configuration_*.py and modeling_*.py are read as text; their classes are executed over stand-ins for
-torch.nn that keep shapes only. What a stand-in cannot say raises NotReadable: the caller then asks PyTorch's meta
-device (see meta), which takes seconds to import. Tests hold the two against each other.
+transformers' configuration_*.py and modeling_*.py are read as text. Their classes are executed with stub layers in
+place of torch.nn that keep shapes only. Where a stub does not suffice, NotReadable is raised, and the caller uses
+PyTorch's meta device instead (meta.py), which takes seconds to import. Tests compare the two.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .stand_ins import Module, NeedsLibrary, NotKnown, NotReadable
 
 
 class _AutoModel:
-    """from_config: the class that one of transformers' tables has for a configuration."""
+    """Replaces transformers' auto classes: from_config builds the class that its tables list for the configuration."""
 
     def __init__(self, *tables: str) -> None:
         self.tables = tables
@@ -50,13 +50,13 @@ def known(model_type: str) -> bool:
 
 
 def type_of(given: dict[str, Any]) -> str | None:
-    """The model_type of an architecture that transformers has under another name; None where it has it not."""
+    """The model_type under which transformers lists the config's architecture; None if it does not list it."""
     own = next(iter(given.get("architectures") or []), None)
     return next((kind for kind, name in mappings().get(CAUSAL, {}).items() if name == own and known(kind)), None)
 
 
 def class_name(given: dict[str, Any]) -> tuple[str, str]:
-    """(module, class) of the language model: a causal one where transformers has it, else the whole model's."""
+    """(module, class) of the language model: the causal LM class if transformers has one, else the full model's."""
     kind = str(given.get("model_type"))
     name = mappings().get(CAUSAL, {}).get(kind)
     own = next(iter(given.get("architectures") or []), None)
@@ -71,11 +71,11 @@ def class_name(given: dict[str, Any]) -> tuple[str, str]:
 
 
 def model(given: dict[str, Any]) -> tuple[Any, Module]:
-    """(configuration, model of shapes). Raises NotReadable."""
+    """(configuration, model built from stub layers). Raises NotReadable."""
     module, name = class_name(given)
     config = configuration(given)
     try:
-        # a causal model of a wrapper's configuration takes its text part
+        # the causal LM inside a multimodal model is built from the text part of its configuration
         built = find(module, "modeling", name)
         wanted = str(inspect.get_annotations(built).get("config", ""))
         return config, built(_part(config, wanted))
@@ -86,7 +86,7 @@ def model(given: dict[str, Any]) -> tuple[Any, Module]:
 
 
 def whole(given: dict[str, Any], config: Any) -> Module | None:
-    """The model that the checkpoint's architecture names, towers included; None where it cannot be told."""
+    """The full model that `architectures` names, with vision and audio towers; None if it cannot be built."""
     module, own = module_of(str(given.get("model_type"))), next(iter(given.get("architectures") or []), None)
     if not own or not getattr(config, "sub_configs", None):
         return None

@@ -1,7 +1,7 @@
-"""What a checkpoint's quantization_config says of its modules, by the format's own rules.
+"""How each module of a quantized checkpoint is stored, from its quantization_config and the rules of its format.
 
-compressed-tensors, ModelOpt (with its sidecar hf_quant_config.json), AWQ, GPTQ, auto-round, fp8, fbgemm, MXFP4, quark,
-torchao, bitsandbytes and HQQ.
+Formats: compressed-tensors, ModelOpt (with its sidecar hf_quant_config.json), AWQ, GPTQ, auto-round, fp8, fbgemm,
+MXFP4, quark, torchao, bitsandbytes and HQQ.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .quantization import Chooser, Quantization, Scheme
 def of(
     given: Mapping[str, Any] | None, sidecar: Mapping[str, Any] | None, element_bytes: int, where: str
 ) -> Quantization | None:
-    """What quantization_config (or ModelOpt's hf_quant_config.json beside it) says; None where there is neither.
-    Raises ServebookError for an unknown method or a missing or malformed required value."""
+    """The checkpoint's quantization, from quantization_config or from ModelOpt's hf_quant_config.json; None without
+    either. Raises ServebookError for an unknown method or a missing or malformed required value."""
     if given and given.get("quant_method", given.get("quant_algo")):
         method = str(given.get("quant_method") or "modelopt").lower().replace("_", "-")
         method = "modelopt" if method.startswith("modelopt") else method
@@ -83,7 +83,8 @@ def _compressed(given: Mapping[str, Any], element_bytes: int) -> Quantization:
 def _arguments(
     weights: Mapping[str, Any] | None, inputs: Mapping[str, Any] | None, element_bytes: int, container: str
 ) -> Scheme | None:
-    """compressed-tensors' QuantizationArgs. container: the format, which says whether few bits are packed."""
+    """The storage scheme of compressed-tensors' QuantizationArgs. container: the checkpoint's `format`, which decides
+    whether weights of fewer than 8 bits are packed."""
     if not weights:
         return None
     bits, kind = int(weights.get("num_bits") or 8), str(weights.get("type") or "int")
@@ -108,7 +109,7 @@ def _arguments(
         elif kind == "float" and "uint8" in str(weights.get("scale_dtype")):
             scheme = replace(scheme, scale_bytes=1)
     if kind == "int" and container in ("int-quantized", "naive-quantized"):
-        scheme = replace(scheme, bits=8)  # a byte each, however few bits they have
+        scheme = replace(scheme, bits=8)  # unpacked: each weight takes a byte
     elif kind == "int" and (bits < 8 or in_bits == 16):
         scheme = replace(scheme, words=True, extra_bytes=16)  # weight_shape
     zeros = kind == "int" and weights.get("symmetric") is False
@@ -187,8 +188,8 @@ def _awq(given: Mapping[str, Any], element_bytes: int) -> Quantization:
 
 
 def _gptq(given: Mapping[str, Any], element_bytes: int) -> Quantization:
-    """GPTQ's files carry qzeros and g_idx whether or not they mean anything. dynamic: a rule that starts with -: leaves
-    a module as it is, another changes its bits and group."""
+    """GPTQ files always contain qzeros and g_idx, used or not. A `dynamic` rule that starts with -: excludes the
+    modules that it matches; any other rule changes their bits and group size."""
     bits = int(given.get("bits") or 4)
     plain = Scheme(bits, _group(given), zeros=True, index=True)
     rules = list((given.get("dynamic") or {}).items())
@@ -306,7 +307,7 @@ def _torchao(given: Mapping[str, Any], element_bytes: int) -> Quantization:
 def _bitsandbytes(given: Mapping[str, Any], element_bytes: int) -> Quantization:
     kept = given.get("llm_int8_skip_modules") or ["lm_head"]
     if given.get("load_in_4bit") or given.get("_load_in_4bit"):
-        # a scale of 64 weights: fp32, or with double quantization one byte and an fp32 of 256 of these
+        # one scale per 64 weights: fp32, or with double quantization one byte plus one fp32 per 256 scales
         double = bool(given.get("bnb_4bit_use_double_quant"))
         scheme = Scheme(4, 64, scale_bytes=1 + 4 / 256 if double else 4, extra_bytes=64 + (1024 + 4 if double else 0))
     else:

@@ -1,5 +1,6 @@
-"""Configuration objects as transformers makes them of a config.json, with its classes' defaults, without importing it:
-its configuration_*.py are executed over a base class that stands in for its own.
+"""Configuration objects like those that transformers builds from a config.json, without importing transformers.
+
+Its configuration_*.py files are executed with a replacement for their base class, so that class defaults apply.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 from .source_files import FINDERS, KNOWN, defined, home, source
 from .stand_ins import NotKnown, NotReadable, Unknown
 
-# transformers' new names of the kinds of layers, by those that checkpoints still carry
+# {layer type as older checkpoints name it: transformers' current name}
 LAYER_TYPES = {
     "mamba": "linear_attention", "attention": "full_attention", "deepseek_sparse_attention": "indexed_attention",
     "qwen_sparse_attention": "indexed_attention",
@@ -23,7 +24,8 @@ LAYER_TYPES = {
 
 
 def remapped(layer_types: Any = None, config: Any = None) -> Any:
-    """As transformers' remap_legacy_layer_types."""
+    """The layer types under their current names (transformers' remap_legacy_layer_types); None if `config` is given,
+    which is then changed in place."""
     kinds = layer_types if config is None else getattr(config, "layer_types", None)
     renamed = [LAYER_TYPES.get(k, k) for k in kinds] if isinstance(kinds, list | tuple) else kinds
     if config is None:
@@ -34,7 +36,7 @@ def remapped(layer_types: Any = None, config: Any = None) -> Any:
 
 
 class PreTrainedConfig:
-    """Stands in for transformers' base of configuration classes: fields are the annotated names of a class."""
+    """Replaces transformers' base class of configurations. Its fields are the annotated names of a class."""
 
     attribute_map: ClassVar[dict[str, str]] = {}
     sub_configs: ClassVar[dict[str, Any]] = {}
@@ -68,7 +70,7 @@ class PreTrainedConfig:
     def __init__(self, **given: Any) -> None:
         rest = dict(given)
         for name in sorted(type(self).never_null & {k for k, v in given.items() if v is None}):
-            raise ValueError(f"{name} is null, which its class does not allow: give it a value or leave it out")
+            raise ValueError(f"{name} is null, which its class does not allow: set a value or remove the key")
         for name, default in _fields(type(self)).items():
             setattr(self, name, rest.pop(name) if name in rest else default())
         self.__post_init__(**rest)
@@ -125,12 +127,12 @@ class PreTrainedConfig:
 
 
 class _Layers:
-    """A configuration of each layer, or of each kind of layer: the model's with what differs there."""
+    """The configuration of each layer, by index or by layer type: the model's, with that layer's overrides."""
 
     def __init__(self, config: Any, overrides: dict[Any, dict[str, Any]]) -> None:
         self.config, self.overrides = config, {int(k): v for k, v in overrides.items()}
         if any("skip" in v for v in self.overrides.values()):
-            raise NotReadable("layers that are skipped")
+            raise NotReadable("skipped layers")
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
@@ -160,7 +162,7 @@ def _fields(cls: type) -> dict[str, Any]:
 
 
 def _never_null(cls: type) -> frozenset[str]:
-    """Fields that transformers refuses a null for."""
+    """Fields for which transformers rejects null."""
     found: dict[str, bool] = {}
     for c in reversed(cls.__mro__):
         if c not in (object, PreTrainedConfig):
@@ -198,7 +200,7 @@ def module_of(model_type: str) -> str:
 
 @cache
 def config_class(model_type: str) -> Any:
-    """The configuration class of a model_type. Raises NotReadable where transformers has none."""
+    """The configuration class of a model_type. Raises NotKnown if transformers has none."""
     name = mappings().get("CONFIG_MAPPING_NAMES", {}).get(model_type)
     if name is None:
         raise NotKnown(f"transformers has no model_type {model_type!r}")
@@ -217,7 +219,7 @@ def find(module: str, kind: str, name: str) -> Any:
 
 
 def home_of(name: str, kind: str) -> str:
-    """The module of a model class: its model_type's, or another's whose class it shares."""
+    """The module that defines a model class: that of its model_type, or of another model_type that shares the class."""
     own = module_of(kind)
     if any(name in defined(f) for f in (home() / "models" / own).glob("modeling_*.py")):
         return own
@@ -255,7 +257,7 @@ KNOWN.update(
 
 
 def configuration(given: dict[str, Any]) -> Any:
-    """The configuration object that transformers makes of a config.json, with its class's defaults."""
+    """The configuration object for a config.json, with the defaults of its class. Raises NotReadable."""
     text = {k: v for k, v in given.items() if k not in ("quantization_config", "compression_config")}
     try:
         return config_class(str(given.get("model_type")))(**text)

@@ -1,4 +1,4 @@
-"""From a model's weights to its shape: each weight's part, how it is stored, how it is split over GPUs."""
+"""A model's shape from its weights: each weight's part, how it is stored, how it is split over GPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "m
 def shape_of(
     tree: Tree, quantization: Quantization, *, name: str, dtype: str, kv_cache_dtype: str, where: str
 ) -> ModelShape:
-    """Raises ServebookError for a model that has no decoder, or whose figures contradict each other."""
+    """The shape of a model. Raises ServebookError if it has no decoder or its sizes contradict each other."""
     decoder = _decoder(tree, where)
     element_bytes = DTYPE_BYTES[dtype]
     kv_bytes = 1.0 if kv_cache_dtype == "fp8" else (quantization.kv_bytes or element_bytes)
@@ -41,12 +41,12 @@ def shape_of(
     kinds = attention(tree, decoder, element_bytes, kv_bytes)
     if not kinds:
         raise ServebookError(
-            "what its layers remember of a token is not known here", where, "Use a model whose layers vLLM can cache"
+            "the KV cache layout of its layers is not known", where, "Use a model whose layers vLLM can cache"
         )
     first = next((a for a in kinds if a.kind not in ("state", "indexer")), None)
     layers = layer_count(tree, decoder)
     if not layers:
-        raise ServebookError("no layers of a decoder are found", where, "Use a decoder-only language model")
+        raise ServebookError("no decoder layers found", where, "Use a decoder-only language model")
     return ModelShape(
         name=name,
         family=str(tree.top.get("model_type")),
@@ -76,7 +76,7 @@ def _notes(matrices: tuple[Matrices, ...], beside: int) -> tuple[str, ...]:
     if not towers:
         return ()
     return (
-        f"towers of {towers / 1e9:.2f}e9 parameters beside the decoder are held in memory; text alone is predicted",
+        f"vision and audio towers ({towers / 1e9:.2f}e9 parameters) take memory; only text requests are predicted",
     )
 
 
@@ -85,7 +85,7 @@ def _decoder(tree: Tree, where: str) -> str:
     stacks = [m.group(1) for w in tree.weights if (m := re.match(r"^(.*?)\.?(?:layers|h|blocks|layer)\.\d+\.", w.name))]
     tables = [w for w in tree.weights if w.kind == "embedding" and w.name.rpartition(".")[0] in set(stacks)]
     if not tables:
-        raise ServebookError("no token embedding beside a stack of layers is found", where, "Use a decoder-only model")
+        raise ServebookError("no stack of layers with a token embedding found", where, "Use a decoder-only model")
     text = [w for w in tables if not re.search(r"vision|visual|audio|image", w.name)]
     return max(text or tables, key=lambda w: w.shape[0]).name.rpartition(".")[0]
 
@@ -110,17 +110,17 @@ def _experts(tree: Tree, decoder: str, where: str) -> Experts | None:
     chosen = _per_token(tree.text)
     if chosen is None:
         raise ServebookError(
-            f"how many of {count} experts a token goes to is not given", where, "Add num_experts_per_tok"
+            f"the number of experts per token (of {count}) is not given", where, "Add num_experts_per_tok"
         )
     down = next((w for w in found if "down" in w.parameter or w.parameter.endswith("w2")), found[-1])
     layers = len({w.name for w in found})
-    nothing = tree.text.get("zero_expert_num") or 0  # choices that cost nothing
+    nothing = tree.text.get("zero_expert_num") or 0  # experts without weights that the router may choose
     chosen = round(chosen * count / (count + nothing))
     return Experts(count=count, per_token=min(chosen, count), layers=layers, intermediate=_inner(down, tree))
 
 
 def _per_token(text: dict[str, Any]) -> int | None:
-    """Experts that a token goes to: of the layers that differ the most."""
+    """Experts per token; the maximum where layers differ."""
     inner = text.get("ffn_config")
     for place in (text, inner if isinstance(inner, dict) else {}):
         for key in PER_TOKEN:
@@ -132,7 +132,7 @@ def _per_token(text: dict[str, Any]) -> int | None:
 
 
 def _inner(down: Weight, tree: Tree) -> int:
-    """An expert's intermediate dimension: of its down projection the one that is not the residual's."""
+    """An expert's intermediate dimension: the dimension of its down projection that is not the hidden size."""
     hidden = tree.text.get("hidden_size")
     return down.shape[1] if down.shape[2] == hidden and down.shape[1] != hidden else down.shape[2]
 
@@ -150,7 +150,7 @@ def _intermediate(tree: Tree, decoder: str, experts: Experts | None) -> int:
 
 
 def _part(w: Weight, decoder: str) -> tuple[str, str]:
-    """(part, split) of a weight, as Matrices has them."""
+    """(part, split) of a weight, with the values that Matrices lists."""
     names = w.name.split(".")
     last = names[-1]
     if last == "lm_head":
@@ -179,7 +179,7 @@ def _part(w: Weight, decoder: str) -> tuple[str, str]:
 def _stored(
     w: Weight, part: str, quantization: Quantization, dtype: str, experts: Experts | None
 ) -> tuple[int, str | None, int]:
-    """(bytes, what it is multiplied in, elements a token that are quantized before)"""
+    """(stored bytes, dtype of its multiplication, input elements per token that are quantized first)"""
     plain = w.size * DTYPE_BYTES[dtype]
     if w.kind == "experts":
         return _stored_experts(w, quantization, dtype, experts, plain)
@@ -196,7 +196,7 @@ def _stored(
 def _stored_experts(
     w: Weight, quantization: Quantization, dtype: str, experts: Experts | None, plain: int
 ) -> tuple[int, str | None, int]:
-    """Checkpoints hold an expert's matrices singly, gate and up apart."""
+    """The same for all experts of a layer. A checkpoint stores each expert separately, and its gate and up apart."""
     double = "gate_up" in w.parameter
     own = "gate_proj" if double else w.parameter
     scheme = quantization.choose(f"{w.name}.0.{own}", "experts")

@@ -1,7 +1,8 @@
-"""How a decoder's layers remember: which attend to what, what each caches a token, what state it keeps a sequence.
+"""The attention and state of each decoder layer: its range, its KV bytes per token, its state bytes per sequence.
 
-Read from the layers' own weights (rows of the key and value projections, convolutions of state-space layers) and from
-the configuration with its class's defaults (layer types, windows, state sizes), as vLLM's KVCacheSpec of each layer.
+Derived from the layer's weights (rows of the key and value projections, convolutions of state-space layers) and from
+the configuration with its class defaults (layer types, windows, state sizes). The result corresponds to vLLM's
+KVCacheSpec of the layer.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from typing import Any
 
 from .tree import Tree
 
-INDEXER_BYTES = 4 / 128  # the indexer's keys are fp8 with an fp32 scale of 128
+INDEXER_BYTES = 4 / 128  # the indexer's keys are fp8 with one fp32 scale per 128 elements
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionLayers:
-    """`layers` layers that are alike. kind, as vLLM caches them: full, sliding, chunked, latent, indexer, state.
+    """`layers` identical layers. kind, as vLLM caches them: full, sliding, chunked, latent, indexer, state.
 
-    heads × (key_dim + value_dim) elements are multiplied for a pair of query and context token in a prefill, heads ×
-    decode_dim in a decode (latent attention works on the latent vector there). elements: cached a token. limit: context
-    tokens that a query attends to at most (a window, a chunk, an indexer's choice). state_bytes: a sequence, of
-    state_elements in fp32 or the run's dtype. page: states a token, below 1 where several tokens share one."""
+    Per pair of query and context token, heads × (key_dim + value_dim) elements are multiplied in a prefill and heads ×
+    decode_dim in a decode (where latent attention works on the latent vector). elements: cached per token. window:
+    tokens that the cache keeps. limit: maximum context tokens per query (a window, a chunk, or the top-k of an
+    indexer). state_bytes: per sequence. tokens_per_state: tokens that share one cached entry."""
 
     kind: str
     layers: int
@@ -34,28 +35,29 @@ class AttentionLayers:
     value_dim: int = 0
     decode_dim: int = 0
     elements: int = 0
-    element_bytes: float = 2  # of the cache
+    element_bytes: float = 2  # per cached element
     window: int | None = None
     limit: int | None = None
     state_bytes: int = 0
     tokens_per_state: int = 1
-    state_flops: int = 0  # a token
-    split: bool = True  # over tensor-parallel ranks; latent vectors are on each of them
+    state_flops: int = 0  # per token
+    split: bool = True  # whether tensor parallelism divides the cache; latent vectors are copied to every rank
 
     @property
     def token_bytes(self) -> float:
-        """Cached a token and layer."""
+        """Cached bytes per token and layer."""
         return self.elements * self.element_bytes / self.tokens_per_state
 
     def attended(self, context_tokens: float) -> float:
+        """Context tokens that one query attends to."""
         return min(context_tokens, self.limit) if self.limit else context_tokens
 
     def pairs(self, start: int, tokens: int) -> float:
-        """Query-context pairs of query tokens start+1 … start+tokens, attended to causally."""
+        """Number of causal query-context pairs of query tokens start+1 … start+tokens."""
         return causal_pairs(start, tokens, self.limit) / self.tokens_per_state
 
     def rank(self, tensor: int) -> AttentionLayers:
-        """What one of `tensor` ranks does and keeps; with fewer KV heads than ranks each keeps one."""
+        """The share of one of `tensor` tensor-parallel ranks. With fewer KV heads than ranks, each rank has one."""
         if tensor == 1:
             return self
         if self.kind == "state":
@@ -77,14 +79,14 @@ def causal_pairs(start: int, tokens: int, limit: int | None) -> int:
 
 
 def attention(tree: Tree, decoder: str, element_bytes: int, kv_bytes: float) -> tuple[AttentionLayers, ...]:
-    """The kinds of layers of a decoder, in the order in which they first come."""
+    """The decoder's kinds of layers with their counts, in order of first appearance."""
     found: Counter[AttentionLayers] = Counter()
     for index, weights in sorted(_by_layer(tree, decoder).items()):
         for one in _layer(index, weights, tree.text, element_bytes, kv_bytes):
             found[one] += 1
     shared = _number(tree.text, "num_kv_shared_layers")
     if shared and not any("k_proj" in n for n in _by_layer(tree, decoder).get(_last(tree, decoder), {})):
-        shared = 0  # the layers that share have no projections: none was counted
+        shared = 0  # layers that share another's KV cache have no projections, so none was counted
     return tuple(replace(one, layers=n) for one, n in found.items())
 
 
@@ -154,7 +156,7 @@ def _layer(
 
 
 def _key_and_value_rows(weights: Mapping[str, tuple[int, ...]], text: Mapping[str, Any]) -> tuple[int, int, int] | None:
-    """(rows of the key projection, of the value projection, a head's dimension)"""
+    """(rows of the key projection, rows of the value projection, head dimension); None if they are not found."""
     heads = _number(text, "num_attention_heads", "n_head")
     hidden = _number(text, "hidden_size", "n_embd")
     head = _number(text, "head_dim") or (hidden // heads if heads else 0)
@@ -170,13 +172,13 @@ def _key_and_value_rows(weights: Mapping[str, tuple[int, ...]], text: Mapping[st
     fused = _ends(weights, "qkv_proj.weight", "c_attn.weight", "query_key_value.weight", "Wqkv.weight", "wqkv.weight")
     if fused is None or not head:
         return None
-    rows = fused[0] if fused[0] != hidden or len(fused) < 2 else max(fused)  # GPT-2's is the other way round
+    rows = fused[0] if fused[0] != hidden or len(fused) < 2 else max(fused)  # GPT-2 stores the matrix transposed
     own = (rows - heads * head) // 2
     return (own, own, head) if own > 0 and own % head == 0 else None
 
 
 def _window(kind: str, text: Mapping[str, Any], index: int) -> tuple[int | None, int | None, str]:
-    """(the cache's window, tokens attended to at most, how vLLM caches the layer)"""
+    """(window of the cache, maximum context tokens per query, kind as vLLM caches the layer)"""
     window = _number(text, "sliding_window") or None
     if "sliding" in kind:
         return (window, window, "sliding") if window else (None, None, "full")
@@ -185,7 +187,7 @@ def _window(kind: str, text: Mapping[str, Any], index: int) -> tuple[int | None,
         return chunk, chunk, "chunked" if chunk else "full"
     if kind or not window or text.get("use_sliding_window") is False:
         return None, None, "full"
-    return window, window, "sliding"  # no kinds of layers: all have the window
+    return window, window, "sliding"  # without layer_types, every layer has the window
 
 
 def _latent(
@@ -213,7 +215,7 @@ def _latent(
 def _compressed(
     weights: Mapping[str, tuple[int, ...]], text: Mapping[str, Any], kind: str, kv_bytes: float
 ) -> list[AttentionLayers]:
-    """DeepSeek-V4: every layer has a short window; most have in addition one latent state for several tokens."""
+    """DeepSeek-V4: every layer has a short window. Most also cache one latent vector per group of tokens."""
     head, heads = _number(text, "head_dim"), _number(text, "num_attention_heads")
     window, rates = _number(text, "sliding_window") or 128, text.get("compress_rates") or {}
     common: dict[str, Any] = {
@@ -239,14 +241,15 @@ def _compressed(
 def _state(
     weights: Mapping[str, tuple[int, ...]], text: Mapping[str, Any], element_bytes: int
 ) -> AttentionLayers | None:
-    """A state-space or linear-attention layer: the last inputs of its convolution and its recurrent state."""
+    """A state-space or linear-attention layer with a convolution; None if it has none. Its state: the convolution's
+    last inputs and the recurrent state."""
     convolutions = [s for n, s in weights.items() if len(s) == 3 and re.search(r"conv\w*\.weight$", n)]
     if not convolutions:
         return None
     convolved = sum(s[0] * (s[2] - 1) for s in convolutions)
     decay = next((s for n, s in weights.items() if n.endswith("A_log")), None)
     recurrent = 0
-    if decay is not None and len(decay) == 2:  # Mamba 1: a state of every channel
+    if decay is not None and len(decay) == 2:  # Mamba 1: one state per channel
         recurrent = decay[0] * decay[1]
     elif decay is not None:
         count = decay[-1]
@@ -259,11 +262,11 @@ def _state(
     kind = str(text.get("mamba_ssm_dtype") or text.get("mamba_ssm_cache_dtype") or "auto")
     wide = 4 if "32" in kind else element_bytes
     size = convolved * element_bytes + recurrent * wide
-    # a token's update and its read of the state: two multiplications and two additions an element, and the decay
+    # FLOPs per token and state element: two multiply-adds (update and read), plus the decay
     return AttentionLayers(kind="state", layers=1, state_bytes=size, state_flops=6 * recurrent)
 
 
-ASSUMED_CONTEXT = 2048  # vLLM's, of a model that names none
+ASSUMED_CONTEXT = 2048  # vLLM's default if the config gives no context length
 
 
 def _contexts(tree: Tree) -> list[int]:
@@ -276,7 +279,7 @@ def _contexts(tree: Tree) -> list[int]:
 def _lightning(
     weights: Mapping[str, tuple[int, ...]], text: Mapping[str, Any], element_bytes: int
 ) -> AttentionLayers | None:
-    """Linear attention without a convolution: a state of key by value dimension of every head."""
+    """Linear attention without a convolution: per head, a state of key dimension × value dimension."""
     rows, heads = _ends(weights, "qkv_proj.weight"), _number(text, "num_attention_heads")
     if rows is None or not heads:
         return None
@@ -286,15 +289,15 @@ def _lightning(
 
 
 def context_note(tree: Tree) -> tuple[str, ...]:
-    """What a reader must know of a context that no key gives."""
+    """A note if the config gives no context length; else empty."""
     if _contexts(tree):
         return ()
-    return (f"no longest context is given: {ASSUMED_CONTEXT:,} tokens are assumed, as vLLM does (max_model_len)",)
+    return (f"the config gives no context length: {ASSUMED_CONTEXT:,} tokens assumed, as in vLLM (max_model_len)",)
 
 
 def context_tokens(tree: Tree) -> int:
-    """The longest context, as vLLM derives it: positions, stretched by those kinds of RoPE scaling that its
-    configuration leaves to the server; LongRoPE's short one; 2,048 where nothing says it."""
+    """The maximum context length, as vLLM derives it: the number of positions, times the RoPE scaling factor for the
+    scaling types where vLLM applies it; the original length with LongRoPE; 2,048 if the config gives none."""
     text = tree.text
     given = _contexts(tree)
     if not given:

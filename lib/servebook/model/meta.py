@@ -1,4 +1,4 @@
-"""A model's weights from PyTorch's meta device, for code that blueprint cannot read.
+"""A model's weights from PyTorch's meta device, for models whose code blueprint.py cannot run.
 
 Imports torch and transformers, which takes seconds.
 """
@@ -27,7 +27,7 @@ def read(config: dict[str, Any]) -> tuple[Any, list[tuple[str, str, tuple[int, .
                 model = getattr(transformers, str((config.get("architectures") or [""])[0]))(made)
     except ImportError as e:
         raise NeedsLibrary(" ".join(str(e).split())[:120]) from None
-    except Exception as e:  # these libraries raise anything
+    except Exception as e:  # these libraries raise exceptions of any type
         raise NotReadable(f"{type(e).__name__}: {' '.join(str(e).split())[:300]}") from None
     weights, seen = [], set()
     for name, module in model.named_modules():
@@ -40,7 +40,7 @@ def read(config: dict[str, Any]) -> tuple[Any, list[tuple[str, str, tuple[int, .
 
 
 def unflattened(module: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Matrices of all experts that a module keeps as one (DBRX): experts first."""
+    """The shape (experts, rows, columns) of a matrix that stacks all experts (DBRX); any other shape unchanged."""
     count = getattr(module, "moe_num_experts", None)
     if len(shape) == 2 and "expert" in type(module).__name__.lower() and isinstance(count, int) and count > 1:
         return count, shape[0] // count, shape[1]

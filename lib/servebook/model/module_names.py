@@ -1,6 +1,6 @@
-"""Which modules the target and ignore lists of a quantized checkpoint mean.
+"""Matches module names against the target and ignore lists of a quantized checkpoint.
 
-Their names are the checkpoint's, which may differ from transformers' before the layer's number.
+The lists use the checkpoint's names, whose prefix before the layer number may differ from transformers' names.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from functools import lru_cache
 
 
 def tail_of(name: str) -> str:
-    """From the layers on: checkpoints and transformers name what stands before them differently."""
+    """The name from `layers.<number>` on, since checkpoints and transformers use different prefixes."""
     found = re.search(r"(?:^|\.)((?:layers|h|blocks)\.\d.*)$", name)
     return found.group(1) if found else name
 
 
 @lru_cache(maxsize=65536)
 def matches(pattern: str, name: str) -> bool:
-    """Whether a list's entry means a module: re: expressions, wildcards, a full name, a parent's name, or one word."""
+    """Whether a list entry matches a module: an re: expression, wildcards, a full or parent's name, or one word."""
     if pattern.startswith("re:"):
         expression = pattern[3:]
         return bool(re.match(expression, name) or re.match(expression, "model." + name))
@@ -35,7 +35,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 class Names:
-    """A long list of entries: exact names are looked up, only the others tried one by one."""
+    """A list of entries. Exact names are looked up in a set; only patterns are tried one by one."""
 
     def __init__(self, entries: Iterable[str] | None) -> None:
         given = [e for e in entries or () if isinstance(e, str)]

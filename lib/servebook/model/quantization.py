@@ -1,4 +1,4 @@
-"""How a matrix is stored: bits, scales and zero points as a format's library writes them, and what it multiplies in."""
+"""How a quantized matrix is stored (bits, scales, zero points) and in which dtype it is multiplied."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Scheme:
-    """How one matrix is stored. group: inputs that share a scale; 0: one scale an output row, -1: one for the matrix.
-    block: rows and columns that share one. multiplies: fp4, fp8, int8, or None for the run's dtype."""
+    """How one matrix is stored. group: inputs that share a scale; 0: one scale per output row, -1: one per matrix.
+    block: rows and columns that share a scale. zeros: whether zero points are stored. multiplies: dtype of the
+    multiplication (fp4, fp8, int8), or None for the run's dtype."""
 
     bits: int
     group: int = -1
     block: tuple[int, int] | None = None
     scale_bytes: float = 2
     zeros: bool = False
-    index: bool = False  # an int32 an input: the group that it belongs to
-    extra_bytes: int = 0  # a matrix: global scales, shapes
-    words: bool = False  # packed into int32, as many whole elements a word as fit
+    index: bool = False  # one int32 per input: the group that it belongs to
+    extra_bytes: int = 0  # per matrix: global scales, shapes
+    words: bool = False  # packed into int32 words; no element crosses a word
     multiplies: str | None = None
 
     def stored_bytes(self, rows: int, columns: int) -> int:
-        """Bytes of a matrix of `rows` outputs and `columns` inputs, everything beside it included."""
+        """Bytes of a matrix of `rows` outputs and `columns` inputs, with its scales, zero points and index."""
         if self.block:
             scales: float = -(-rows // self.block[0]) * -(-columns // self.block[1])
         elif self.group > 0:
@@ -37,13 +38,13 @@ class Scheme:
         return int(size + (4 * columns if self.index else 0))
 
 
-Chooser = Callable[[str, str], "Scheme | None"]  # (module's name, its role) -> how it is stored, None: as it is
+Chooser = Callable[[str, str], "Scheme | None"]  # (module's name, its part) -> how it is stored; None: unquantized
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """What a checkpoint, or the engine as it loads one, does to its matrices. kv: bytes of an element of the KV cache,
-    None: the run's dtype."""
+    """The quantization of a checkpoint, or the one that the engine applies at load. kv_bytes: bytes per element of the
+    KV cache; None: the run's dtype."""
 
     method: str
     choose: Chooser
@@ -56,8 +57,8 @@ def none() -> Quantization:
 
 
 def online(asked: str) -> Quantization:
-    """What the engine makes of unquantized weights when it loads them: fp8 and int8 with weights and activations in 8
-    bits, int4 weights alone."""
+    """The quantization that the engine applies to unquantized weights at load. fp8, int8: 8-bit weights and
+    activations. int4: weights only."""
     scheme = {
         "fp8": Scheme(8, -1, scale_bytes=4, multiplies="fp8"),
         "int8": Scheme(8, 0, scale_bytes=4, multiplies="int8"),

@@ -1,4 +1,4 @@
-"""Read a model's shape from its config.json, and give engines a folder they can load. Knows no GPU."""
+"""Reads a model's shape from its config.json, and writes a folder that engines can load. Independent of hardware."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["ModelShape", "from_config", "load_shape", "materialize", "model_name
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 HUB_TIMEOUT_S = 10.0
 PACKAGED = Path(__file__).parent / "configs"
-# Hub ids whose config.json is packaged: their shape is the same at every revision
+# {Hub id: packaged config}; these models have the same shape at every revision
 SHIPPED = {
     "Qwen/Qwen2.5-0.5B": "qwen2.5-0.5b",
     "Qwen/Qwen2.5-7B-Instruct": "qwen2.5-7b",
@@ -56,9 +56,9 @@ def from_config(
 ) -> ModelShape:
     """The shape that a config.json describes. `source` names the file in errors (default: `name`).
 
-    quantization: fp8, int8 (8-bit weights and activations) or int4 (weights only), applied by the engine when it
-    loads; a checkpoint that is already quantized says so itself in quantization_config, or in ModelOpt's sidecar
-    hf_quant_config.json.
+    quantization: fp8, int8 (8-bit weights and activations) or int4 (weights only), applied by the engine at load. A
+    checkpoint that is already quantized has a quantization_config, or ModelOpt's hf_quant_config.json (`sidecar`).
+    Raises ServebookError for a model that is not supported.
     """
     where = source or name
     if not isinstance(config, dict):
@@ -80,7 +80,7 @@ def from_config(
 
 
 def read_config(model: ModelParams, base: Path) -> tuple[dict[str, Any], str]:
-    """(config.json as a dict, where it was read); base: the folder that relative paths start from.
+    """(config.json as a dict, its location for error messages). base: the folder that relative paths start from.
 
     Raises ServebookError for an unknown packaged name, a missing folder or file, broken JSON, or a Hub id that
     cannot be fetched. From the Hub only config.json is downloaded.
@@ -121,7 +121,7 @@ def _from_hub(hub: str, revision: str | None) -> Path:
 
     from huggingface_hub import hf_hub_download
 
-    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # its retries are not the user's to read
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # hide its messages about retries
     fetch = functools.partial(hf_hub_download, hub, "config.json", revision=revision)
     try:
         return Path(_within(HUB_TIMEOUT_S, fetch))
@@ -138,8 +138,8 @@ def _from_hub(hub: str, revision: str | None) -> Path:
 
 
 def _within(seconds: float, work: Callable[[], Any]) -> Any:
-    """What `work` returns or raises; TimeoutError after `seconds`. Its thread is then abandoned, since the Hub's
-    client cannot be cancelled and retries for half a minute when offline."""
+    """The result of `work`, or its exception; TimeoutError after `seconds`. The thread is then abandoned: the Hub
+    client cannot be cancelled, and retries for half a minute when offline."""
     came: list[Any] = []
 
     def run() -> None:
@@ -165,12 +165,12 @@ def local_folder(path: str, base: Path) -> Path:
 
 
 def model_name(model: ModelParams) -> str:
-    """What the run calls its model, and servers serve it as."""
+    """The model's name in the run and on the servers."""
     return model.config or model.hub or Path(str(model.path)).name
 
 
 def load_shape(model: ModelParams, base: Path) -> ModelShape:
-    """The shape of a run's model; see read_config for where it comes from and what may be wrong with it."""
+    """The shape of a run's model. Raises ServebookError as read_config and from_config do."""
     config, where = read_config(model, base)
     return from_config(
         config,
@@ -184,7 +184,7 @@ def load_shape(model: ModelParams, base: Path) -> ModelShape:
 
 
 def read_sidecar(folder: Path) -> dict[str, Any] | None:
-    """ModelOpt's hf_quant_config.json beside a config.json; None where there is none."""
+    """The content of ModelOpt's hf_quant_config.json in a model folder; None if there is none."""
     file = folder / "hf_quant_config.json"
     if not file.is_file():
         return None
@@ -196,10 +196,10 @@ def read_sidecar(folder: Path) -> dict[str, Any] | None:
 
 
 def materialize(model: ModelParams, base: Path, into: Path) -> Path | str:
-    """A folder or Hub id that vLLM and Transformers load. A folder of the user's is only read.
+    """A folder or Hub id that vLLM and Transformers can load. The user's own folder is never written to.
 
-    A packaged config, or a local folder without a tokenizer used with dummy weights, is written to `into`/<name> with
-    a synthetic tokenizer; whatever is there already with the same config is left as it is.
+    A packaged config, or a local folder without a tokenizer that is used with dummy weights, is written to
+    `into`/<name> with a synthetic tokenizer. A folder that already has the same content is left as it is.
     """
     from .tokenizer import TOKENIZER_FILES, write_model_folder
 

@@ -1,9 +1,9 @@
-"""A decoder's arithmetic: parameters, bytes and FLOPs as exact counts. Knows no GPU and reads no file.
+"""A decoder's arithmetic: parameters, bytes and FLOPs as exact counts. Independent of hardware; reads no files.
 
 Conventions. A matrix-vector product of an m×n matrix costs 2·m·n FLOPs. "Linear" means the matrices of the decoder
 layers (attention and state-space projections, MLPs, experts, routers), not the LM head. Stored bytes are those of the
-checkpoint's format, with scales and zero points. In a mixture of experts a token is multiplied by the experts it is
-routed to; a step reads every expert that any of its tokens is routed to, with routing assumed uniform.
+checkpoint's format, with scales and zero points. In a mixture of experts a token is multiplied by the experts that it
+is routed to. A step reads every expert that any of its tokens is routed to. Routing is assumed uniform.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 @dataclass(frozen=True, kw_only=True)
 class Matrices:
-    """Weights that are used, stored and split alike, over all layers.
+    """Total of all weights, over all layers, that share part, split and dtype of multiplication.
 
     part: attention, mlp, experts, router, state, head, embedding, small (norms, biases), tower (vision, audio).
-    split: how tensor parallel divides them: tensor (evenly), kv (by KV heads), none (each rank has all), vocab,
-    experts. multiplies: what the tensor cores multiply; None: not multiplied (embeddings, norms).
-    quantized_inputs: elements a token that are quantized before they are multiplied."""
+    split: how tensor parallelism divides them: tensor (evenly), kv (by KV heads), none (copied to each rank), vocab,
+    experts. multiplies: dtype of the multiplication; None: not multiplied (embeddings, norms). quantized_inputs: input
+    elements per token that are quantized before the multiplication."""
 
     part: str
     split: str
@@ -37,7 +37,7 @@ class Matrices:
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """The routed experts of a mixture: `count` a layer in `layers` layers, of which a token goes to `per_token`."""
+    """The routed experts: `count` per layer in `layers` layers; each token is routed to `per_token` of them."""
 
     count: int
     per_token: int
@@ -45,15 +45,17 @@ class Experts:
     intermediate: int
 
     def touched(self, tokens: float) -> float:
-        """Distinct experts of a layer that `tokens` tokens are routed to, each choice alike: E·(1 − (1 − k/E)^n)."""
+        """Expected number of distinct experts per layer for `tokens` tokens, uniform routing: E·(1 − (1 − k/E)^n)."""
         return float(self.count * (1 - (1 - self.per_token / self.count) ** tokens))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """A decoder as it is served. heads, kv_heads, head_dim, intermediate: of its first attention layer and widest MLP;
-    times and sizes come from `matrices` and `attention`, except tensor-parallel KV shares, online FP8 and activation
-    memory. Counts are exact for the whole model, rounded for its ranks and pipeline stages."""
+    """A decoder as it is served. Counts are exact for the whole model, rounded for its ranks and pipeline stages.
+
+    Times and sizes are computed from `matrices` and `attention`. heads, kv_heads and head_dim (of the first attention
+    layer) and intermediate (of the widest MLP) serve only for tensor-parallel KV shares, online FP8 and activation
+    memory."""
 
     name: str
     layers: int
@@ -71,10 +73,10 @@ class ModelShape:
     family: str = "llama"
     dtype: str = "bfloat16"
     quantization: str = "none"
-    weight_bits: int = 16  # of the quantized matrices
+    weight_bits: int = 16  # per weight of the quantized matrices
     kv_bytes_per_element: float = 2
-    tower_bytes_beside: int = 0  # vision or audio towers that a server loads; not in `matrices`
-    notes: tuple[str, ...] = ()  # what of the model is not predicted
+    tower_bytes_beside: int = 0  # vision or audio towers that the server loads and `matrices` does not contain
+    notes: tuple[str, ...] = ()  # parts of the model that are not predicted
 
     def _sum(self, field: str, *parts: str) -> int:
         return sum(getattr(m, field) for m in self.matrices if m.part in parts)
@@ -86,23 +88,23 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """All of them; a table that embedding and LM head share counts once."""
+        """Number of parameters; a tied embedding table counts once."""
         return sum(m.parameters for m in self.matrices)
 
     @property
     def active_parameters(self) -> int:
-        """Those that one token of text meets: of the experts those that it is routed to, no towers."""
+        """Parameters used for one text token: only the experts that it is routed to, no towers."""
         routed = self._sum("parameters", "experts")
         return self.parameters - self._sum("parameters", "tower") - routed + round(routed * self.expert_share)
 
     @property
     def expert_share(self) -> float:
-        """The share of the experts that one token is routed to."""
+        """Fraction of the experts that one token is routed to; 1 without experts."""
         return self.experts.per_token / self.experts.count if self.experts else 1.0
 
     @property
     def linear_parameters(self) -> int:
-        """Weights in the matrices of all layers, every expert included."""
+        """Parameters in the matrices of all layers, with all experts."""
         return self._sum("parameters", *LINEAR)
 
     @property
@@ -112,17 +114,17 @@ class ModelShape:
 
     @property
     def lm_head_parameters(self) -> int:
-        """Parameters of an LM head of its own; 0 where it shares the embedding table."""
+        """Parameters of the LM head; 0 if it shares the embedding table."""
         return self._sum("parameters", "head")
 
     @property
     def small_parameters(self) -> int:
-        """Norms, biases, convolutions."""
+        """Parameters in norms, biases and convolutions."""
         return self._sum("parameters", "small")
 
     @property
     def linear_weight_bytes(self) -> int:
-        """Bytes of the linear matrices as they are stored, with their scales."""
+        """Stored bytes of the linear matrices, with their scales."""
         return self._sum("stored_bytes", *LINEAR)
 
     @property
@@ -132,12 +134,12 @@ class ModelShape:
 
     @property
     def activation_quantization_bytes(self) -> int:
-        """Bytes a token that quantizing the inputs of matrices moves: read in the run's dtype, written in 8 bits."""
+        """Bytes per token moved to quantize the matrices' inputs: read in the run's dtype, written in 8 bits."""
         return sum(m.quantized_inputs for m in self.matrices) * (self.element_bytes + 1)
 
     @property
     def lm_head_bytes(self) -> int:
-        """Bytes the LM head reads per step; the embedding table where it is tied."""
+        """Bytes that the LM head reads per step; those of the embedding table if it is tied."""
         return self._sum("stored_bytes", "head") or self.embedding_parameters * self.element_bytes
 
     @property
@@ -147,18 +149,18 @@ class ModelShape:
 
     @property
     def dense_read_bytes(self) -> int:
-        """Weight bytes that every step reads: all but embeddings, towers and routed experts."""
+        """Weight bytes that every step reads: all except embeddings, towers and routed experts."""
         read = self._sum("stored_bytes", "small", "head", *LINEAR) - self.expert_bytes
         return read + (0 if self.lm_head_parameters else self.lm_head_bytes)
 
     @property
     def decode_weight_bytes(self) -> int:
-        """Weight bytes streamed by one decode step of one sequence: everything but the embedding lookup (post 1, value
-        2), and of the experts those that one token is routed to."""
+        """Weight bytes read by a decode step of one sequence: all except the embedding table and the experts that the
+        token is not routed to (post 1, value 2)."""
         return self.read_bytes(1)
 
     def read_bytes(self, tokens: float) -> int:
-        """Weight bytes that a step of so many tokens reads."""
+        """Weight bytes that a step of `tokens` tokens reads."""
         if not self.experts:
             return self.dense_read_bytes
         return self.dense_read_bytes + round(self.expert_bytes * self.experts.touched(tokens) / self.experts.count)
@@ -170,18 +172,18 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes cached a token: over the layers, KV heads · head dimension · 2 (K and V) · bytes per element (post 1,
-        value 1); a latent vector where attention is latent."""
+        """Cached bytes per token: KV heads · head dimension · 2 (K and V) · bytes per element, summed over the layers
+        (post 1, value 1). Latent attention caches its latent vector instead."""
         return round(sum(a.layers * a.token_bytes for a in self.attention))
 
     @property
     def state_bytes_per_sequence(self) -> int:
-        """Bytes of the states that state-space and linear-attention layers keep of a sequence."""
+        """Bytes of state per sequence in state-space and linear-attention layers."""
         return sum(a.layers * a.state_bytes for a in self.attention)
 
     @property
     def compute_dtype(self) -> str:
-        """What most of a token's FLOPs are multiplied in."""
+        """The dtype of most of a token's FLOPs."""
         by_dtype: dict[str, float] = {}
         for m in self.matrices:
             if m.part in LINEAR and m.multiplies:
@@ -192,7 +194,7 @@ class ModelShape:
         return m.parameters * (self.expert_share if m.part == "experts" else 1.0)
 
     def linear_flops(self) -> dict[str, float]:
-        """FLOPs of a token in the layers' matrices by what they are multiplied in."""
+        """{dtype of the multiplication: FLOPs per token in the layers' matrices}"""
         out: dict[str, float] = {}
         for m in self.matrices:
             if m.part in LINEAR and m.multiplies:
@@ -201,7 +203,7 @@ class ModelShape:
 
     @property
     def linear_flops_per_token(self) -> int:
-        """2·m·n summed over the matrices of all layers that a token meets (post 2); no LM head."""
+        """FLOPs per token in the layers' matrices (post 2): 2·m·n summed over those it uses; without the LM head."""
         return round(sum(self.linear_flops().values()))
 
     @property
@@ -211,12 +213,12 @@ class ModelShape:
 
     @property
     def attention_flops_per_context_token(self) -> int:
-        """Σ 2 · layers · heads · (key_dim + value_dim): QKᵀ and the weighted sum of V, per query and context token."""
+        """FLOPs per query and context token (QKᵀ, weighted sum of V): Σ 2·layers·heads·(key_dim + value_dim)."""
         return sum(2 * a.layers * a.heads * (a.key_dim + a.value_dim) for a in self.attention)
 
     @property
     def sliding_window(self) -> int | None:
-        """Smallest attention limit of a layer (window, chunk, top-k), in tokens; None if all see the whole context."""
+        """Smallest attention limit of any layer (window, chunk, top-k), in tokens; None if no layer has a limit."""
         return min((a.limit for a in self.attention if a.limit), default=None)
 
     @property
@@ -225,15 +227,15 @@ class ModelShape:
         return sum(a.layers for a in self.attention if a.limit)
 
     def attended(self, context_tokens: float) -> float:
-        """Tokens attended to by one query, averaged over the KV bytes of the layers: the context, cut by the window
-        where there is one. Exactly `context_tokens` where every layer sees all of it."""
+        """Context tokens attended to by one query: an average over the layers, weighted by KV bytes. Equals
+        `context_tokens` if no layer's limit is below it."""
         if self.sliding_window is None or context_tokens <= self.sliding_window:
             return context_tokens
         whole = sum(a.layers * a.token_bytes for a in self.attention)
         return sum(a.layers * a.token_bytes * a.attended(context_tokens) for a in self.attention) / whole
 
     def kv_read_bytes(self, context_tokens: float) -> float:
-        """KV bytes one decode step reads for one sequence."""
+        """KV bytes that a decode step reads for one sequence."""
         return self.attended(context_tokens) * self.kv_bytes_per_token
 
     def attention_flops(self, start: int, tokens: int) -> int:
@@ -247,12 +249,12 @@ class ModelShape:
         return sum(a.layers * a.state_flops for a in self.attention)
 
     def prefill_flops(self, prompt_tokens: int) -> int:
-        """L·linear + attention·L(L+1)/2 + one LM head (post 2)."""
+        """FLOPs of a prefill of L tokens: L·linear + attention·L(L+1)/2 + one LM head (post 2)."""
         attention = self.attention_flops(0, prompt_tokens)
         return prompt_tokens * self.linear_flops_per_token + attention + self.lm_head_flops
 
     def decode_flops(self, batch: int, context_tokens: int) -> int:
-        """batch · (linear + LM head + attention at a context of T tokens) (post 1, value 5)."""
+        """FLOPs of a decode step: batch · (linear + LM head + attention over `context_tokens`) (post 1, value 5)."""
         attention = sum(
             2 * a.layers * a.heads * a.decode_dim * a.attended(context_tokens) / a.tokens_per_state
             for a in self.attention
@@ -261,8 +263,8 @@ class ModelShape:
         return batch * (own + int(attention))
 
     def rank(self, tensor: int, experts_over: int = 1) -> ModelShape:
-        """What one of `tensor` ranks holds and computes. experts_over: ranks that hold whole experts each (expert
-        parallel), else every expert is split like the other matrices."""
+        """The share of one of `tensor` tensor-parallel ranks. experts_over: number of expert-parallel ranks, each with
+        whole experts; 1: every expert is split like the other matrices."""
         if tensor == 1 and experts_over == 1:
             return self
         matrices = tuple(self._part_of(m, tensor, experts_over) for m in self.matrices)
@@ -274,9 +276,10 @@ class ModelShape:
         )  # fmt: skip
 
     def with_fp8_weights(self) -> ModelShape:
-        """The same with its layers' matrices in 8 bits, weights and activations, as an engine makes them of others."""
-        inputs = 2 * self.hidden + self.heads * self.head_dim + self.intermediate  # of Q/K/V, gate/up; of O; of down
-        each = self.layers * inputs  # counted once, with the first of them
+        """The same model with FP8 weights and activations in its layers' matrices, as an engine quantizes at load."""
+        # inputs of Q/K/V and of gate/up (hidden each), of O, of down
+        inputs = 2 * self.hidden + self.heads * self.head_dim + self.intermediate
+        each = self.layers * inputs  # counted once, with the first matrix
         quantized = []
         for m in self.matrices:
             if m.part in LINEAR and m.part != "router":
@@ -286,16 +289,16 @@ class ModelShape:
         return replace(self, matrices=tuple(quantized), weight_bits=8, quantization="fp8")
 
     def with_fp8_kv(self) -> ModelShape:
-        """The same with its KV cache in 8 bits."""
+        """The same model with an FP8 KV cache."""
         kinds = tuple(a if a.kind in ("state", "indexer") else replace(a, element_bytes=1) for a in self.attention)
         return replace(self, attention=kinds, kv_bytes_per_element=1)
 
     def stage(self, stages: int) -> ModelShape:
-        """The largest of `stages` pipeline stages; embeddings and LM head as they are."""
+        """The largest of `stages` pipeline stages, with embeddings and LM head."""
         return self if stages == 1 else self.with_layers(-(-self.layers // stages))
 
     def with_layers(self, layers: int) -> ModelShape:
-        """The same with another number of layers, its kinds of them as frequent as before."""
+        """The same model with another number of layers, in the same proportions of kinds."""
         share = layers / self.layers
         matrices = tuple(
             replace(m, parameters=round(m.parameters * share), stored_bytes=round(m.stored_bytes * share))

@@ -1,7 +1,7 @@
-"""Files of transformers as text whose classes are executed, statement by statement, without what they import.
+"""Runs the class definitions in transformers' source files without importing transformers or torch.
 
-Decorators, docstrings and the bodies of what runs only when a model is used are left out; what a file imports is
-another such file, a stand-in, or unknown.
+A file is executed statement by statement, without decorators, docstrings and the bodies of methods that run only when a
+model is used. Each import resolves to another such file, to a stub, or to Unknown.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 from .stand_ins import NotReadable, Unknown
 from .torch_stand_ins import TORCH, stand_in
 
-# other libraries whose files are read so: {name: (its folder, what stands in for names of it)}
+# other libraries whose files are read in the same way: {library: (its folder, {name: stub})}
 LIBRARIES: dict[str, tuple[Path, dict[str, Any]]] = {}
-FINDERS: list[Callable[[str], Any]] = []  # name → what transformers has under it, None where that is nothing here
-KNOWN: dict[str, Any] = {}  # what stands in for names of transformers beside those of torch_stand_ins
+FINDERS: list[Callable[[str], Any]] = []  # functions that resolve a name of transformers, or return None
+KNOWN: dict[str, Any] = {}  # {name in transformers: stub}, in addition to those of torch_stand_ins
 KEPT_DECORATORS = {"property", "staticmethod", "classmethod", "cached_property"}
 SKIPPED = {"forward", "_init_weights", "to_dict", "generate", "prepare_inputs_for_generation"}
 REAL = {
@@ -40,7 +40,7 @@ REAL = {
 
 @cache
 def home() -> Path:
-    """transformers' folder. Raises NotReadable where it is not installed."""
+    """transformers' folder. Raises NotReadable if it is not installed."""
     spec = importlib.util.find_spec("transformers")
     if spec is None or not spec.origin:
         raise NotReadable("transformers is not installed")
@@ -48,7 +48,7 @@ def home() -> Path:
 
 
 class Source:
-    """One file of a library, executed without what it imports. Names are resolved when they are asked for."""
+    """One source file of a library, executed without its imports. `names` holds its globals."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -120,7 +120,7 @@ class Source:
             ast.Module([node], []), str(self.path), "exec", __future__.annotations.compiler_flag, dont_inherit=True
         )
         if isinstance(node, ast.FunctionDef) and node.name.startswith("select_"):
-            self.names[node.name] = Unknown(node.name)  # which kernels a device has
+            self.names[node.name] = Unknown(node.name)  # chooses kernels for a device
             return
         try:
             exec(code, self.names)
@@ -155,7 +155,7 @@ def _docstring(node: ast.stmt) -> bool:
 
 
 class _Plain(ast.NodeTransformer):
-    """Without decorators, docstrings, type-checking blocks, and the bodies of what runs only when a model is used."""
+    """Removes decorators, docstrings, type-checking blocks, and bodies of methods that only a model in use runs."""
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         node.decorator_list = []
@@ -193,7 +193,7 @@ def _library(name: str) -> Any:
 
 
 class _Imported:
-    """What an import inside a function gets: names are resolved as those at the top of a file are."""
+    """The module object of an import inside a function. Its names resolve like those of imports at the top."""
 
     def __init__(self, module: str) -> None:
         self.module = module
@@ -211,7 +211,7 @@ def _import_inside(name: str, *more: Any, **_: Any) -> Any:
 
 
 def _is_instance(value: Any, kinds: Any) -> bool:
-    """As isinstance; nothing is an instance of what is unknown."""
+    """Like isinstance, but False for an Unknown class."""
     known = tuple(k for k in (kinds if isinstance(kinds, tuple) else (kinds,)) if not isinstance(k, Unknown))
     return isinstance(value, known)
 
@@ -220,7 +220,7 @@ BUILTINS = {**vars(builtins), "__import__": _import_inside, "isinstance": _is_in
 
 
 def _of_library(module: str, name: str) -> Any:
-    """A name that a file imports from another of the libraries beside transformers: models and configurations alone."""
+    """The object for a name imported from a library in LIBRARIES; Unknown unless it is a model or a configuration."""
     folder, names = LIBRARIES[module.split(".")[0]]
     if name in names:
         return names[name]

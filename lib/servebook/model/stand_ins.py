@@ -1,4 +1,4 @@
-"""What stands in for tensors and modules where a model's constructors are run for their shapes alone."""
+"""Stubs for tensors and modules that keep shapes only, with which a model's constructors are run."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any
 
 
 class NotReadable(Exception):
-    """The constructors ask for something that only the real libraries can say."""
+    """The model's constructors need a value that only the real libraries can compute."""
 
 
 class NotKnown(NotReadable):
-    """No library here has such a model."""
+    """No installed library has this model."""
 
 
 class NeedsLibrary(NotReadable):
-    """Its code asks for a library that is not installed."""
+    """The model's code needs a library that is not installed."""
 
 
 def _why(unknown: Unknown) -> str:
     return str(object.__getattribute__(unknown, "_why"))
 
 
-# names of layers that have parameters: what is unknown of them must not be passed over
+# names of layers that have parameters: an unknown one of these is an error, since its weights would not be counted
 HOLDS_WEIGHTS = re.compile(r"^[A-Z]\w*(Linear|MoE|Experts|Norm|Embedding|Conv[123]d|Mixer\d?|MLP)$")
 
 
 class Unknown:
-    """Anything that does not decide a parameter's shape. Takes every operation and stays unknown."""
+    """A value that no parameter's shape should depend on. Accepts every operation; the result is Unknown again."""
 
     def __init__(self, why: str = "") -> None:
         object.__setattr__(self, "_why", why)
@@ -48,7 +48,7 @@ class Unknown:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Unknown:
         if HOLDS_WEIGHTS.search(_why(self)):
-            raise NotReadable(f"{_why(self)} is not known here")
+            raise NotReadable(f"unknown layer {_why(self)}")
         return Unknown(f"{_why(self)}()")
 
     def __getitem__(self, key: Any) -> Unknown:
@@ -93,7 +93,7 @@ def as_shape(args: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 class Tensor:
-    """A shape. Element by element operations keep it."""
+    """A tensor without data. Elementwise operations keep its shape."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -128,7 +128,7 @@ class Tensor:
             elif isinstance(k, int):
                 rest.pop(0)
             else:
-                return Unknown("an index of a tensor")  # a buffer's, perhaps: a parameter of it is not readable
+                return Unknown("an index of a tensor")  # fine for a buffer; Parameter rejects it
         return Tensor((*out, *rest))
 
     def size(self, dim: int | None = None) -> Any:
@@ -171,7 +171,7 @@ class Parameter(Tensor):
 
 
 class Module:
-    """A module: parameters and children are its attributes, in the order they were set."""
+    """torch.nn.Module: its parameters and children are its attributes, in the order of assignment."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -203,7 +203,7 @@ class Module:
                 yield name, value
 
     def modules(self, prefix: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Module]]:
-        """(name, module) of the whole tree, itself first, each module once."""
+        """(name, module) of this module and all modules below it, each once."""
         seen = set() if seen is None else seen
         if id(self) in seen:
             return

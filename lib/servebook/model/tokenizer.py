@@ -1,9 +1,9 @@
-"""A synthetic tokenizer and the model folder around it, so that engines load a config that comes without one.
+"""A synthetic tokenizer and a model folder with it, so that engines can load a config that has no tokenizer.
 
-A byte-level BPE whose every id 0 … vocab−1 decodes to text that is not empty: the printable ASCII characters, and words
-" a", " b", … " aa", " ab" …, each merged from a shorter one and a letter, so that decoded text encodes back to the same
-ids (Transformers rebuilds the tokenizer of some model types from vocabulary and merges alone). Other characters are
-dropped. There are no special tokens, so none is hidden from a stream.
+It is a byte-level BPE in which every id 0 … vocab−1 decodes to non-empty text. Its tokens are the printable ASCII
+characters and the words " a", " b", … " aa", " ab" …. Each word is merged from a shorter word and a letter, so that
+decoded text encodes back to the same ids. (Transformers rebuilds the tokenizer of some model types from vocabulary and
+merges alone.) Other characters are dropped. There are no special tokens, since servers omit those from a stream.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from ..common.errors import ServebookError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "tekken.json")
-SPACE, NEWLINE, TAB = "Ġ", "Ċ", "ĉ"  # as byte-level tokenizers write them
+SPACE, NEWLINE, TAB = "Ġ", "Ċ", "ĉ"  # as byte-level BPE vocabularies write them
 CHARACTERS = [*(chr(c) for c in range(33, 127)), SPACE, NEWLINE, TAB]
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 
@@ -34,7 +34,7 @@ def vocabulary(size: int) -> tuple[list[str], list[tuple[str, str]]]:
         merges += [(stem, letter) for letter in string.ascii_lowercase[: size - len(CHARACTERS) - len(words)]]
         words += ["".join(pair) for pair in merges[len(words) :]]
         if stem == SPACE:
-            stems = iter(words)  # grows while it is read: breadth first
+            stems = iter(words)  # the list grows during iteration: breadth first
     return [*CHARACTERS, *words][:size], merges
 
 
@@ -58,9 +58,9 @@ def tokenizer_json(vocab: int) -> dict[str, Any]:
 
 
 def write_model_folder(config: dict[str, Any], *, vocab: int, context: int, into: Path) -> Path:
-    """Write config.json, generation_config.json and the tokenizer to `into`; leave it alone if it is there already.
+    """Write config.json, generation_config.json and the tokenizer to `into`, unless it has them already; return `into`.
 
-    The folder appears whole or not at all. Raises ServebookError where it cannot be written.
+    The folder is replaced atomically. Raises ServebookError if it cannot be written.
     """
     files = {
         "tokenizer.json": tokenizer_json(vocab),
@@ -89,11 +89,11 @@ def write_model_folder(config: dict[str, Any], *, vocab: int, context: int, into
         for name, text in texts.items():
             (staging / name).write_text(text, encoding="utf-8")
         staging.chmod(0o755)
-        if into.exists():  # another config, or one written by an older version
+        if into.exists():  # it has another config or an older version's files
             shutil.rmtree(into)
         os.replace(staging, into)
     except OSError as e:
-        if not present():  # another engine's start may have written it meanwhile
+        if not present():  # unless another starting engine wrote it in the meantime
             what = f"the model folder cannot be written ({e.strerror})"
             raise ServebookError(what, str(into), "Free the disk or choose another output folder") from None
     finally:

@@ -1,4 +1,4 @@
-"""torch.nn's layers as shapes, and the names that a model's code imports: torch, torch.nn, transformers' bases."""
+"""Stubs for the names that a model's code imports: torch, torch.nn and its layers, transformers' base classes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _conv(dims: int, transposed: bool = False) -> type[Module]:
 
 
 class Conv1D(Module):
-    """transformers' own, of GPT-2: a linear layer the other way round."""
+    """transformers' Conv1D (GPT-2): a linear layer with a transposed weight."""
 
     def __init__(self, nf: int, nx: int) -> None:
         self.weight, self.bias = _filled((nx, nf)), _filled((nf,))
@@ -104,7 +104,7 @@ class MultiheadAttention(Module):
 
 
 class _Namespace:
-    """torch, torch.nn, torch.nn.functional: what is named here, and Unknown for all else."""
+    """torch, torch.nn or torch.nn.functional: the given names; every other name is Unknown."""
 
     def __init__(self, **names: Any) -> None:
         vars(self).update(names)
@@ -123,7 +123,7 @@ def _new(*args: Any, **kwargs: Any) -> Any:
     try:
         return Tensor(as_shape(args))
     except NotReadable as e:
-        return Unknown(str(e))  # a buffer's, perhaps: a parameter of it is not readable
+        return Unknown(str(e))  # fine for a buffer; Parameter rejects it
 
 
 def _normal(*_: Any, size: Any = None, **__: Any) -> Any:
@@ -174,14 +174,14 @@ TORCH = _Namespace(
 
 
 class _Xielu(Module):
-    """The activation that has parameters."""
+    """xIELU, the only activation with parameters."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.alpha_p, self.alpha_n = _filled((1,)), _filled((1,))
 
 
 class _Classes:
-    """ACT2CLS: any key, the class of a module."""
+    """ACT2CLS: an activation's class for any key."""
 
     def __getitem__(self, key: Any) -> type[Module]:
         return _Xielu if key == "xielu" else Module
@@ -194,7 +194,7 @@ class _Classes:
 
 
 class _Activations(_Classes):
-    """ACT2FN: any key, a module."""
+    """ACT2FN: an activation module for any key."""
 
     def __getitem__(self, key: Any) -> Any:
         return super().__getitem__(key)()
@@ -208,5 +208,5 @@ _NAMED = {
 
 
 def stand_in(name: str) -> Any:
-    """What stands in for a name that a model's code imports; None where nothing does."""
+    """The stub for a name that a model's code imports; None if there is none."""
     return _NAMED.get(name)

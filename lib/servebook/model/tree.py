@@ -1,6 +1,6 @@
-"""A model's weights by name, kind and shape, and its configuration: what a shape is counted from.
+"""A model's weights by name, kind and shape, and its configuration; counting.py derives the model's shape from them.
 
-Read from the model's own code (see blueprint), else from PyTorch's meta device.
+They are read from the model's own code (blueprint.py), or else from PyTorch's meta device (meta.py).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from .meta import unflattened
 from .stand_ins import Module, NeedsLibrary, NotKnown, NotReadable, PreTrainedModel
 from .torch_stand_ins import Conv1D, Embedding, Linear
 
-# keys of a config.json that no weight follows from
+# keys of a config.json that no weight depends on
 IRRELEVANT = ("quantization_config", "compression_config", "auto_map", "_name_or_path", "transformers_version",
               "torch_dtype", "dtype")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter. kind: linear (out × in), transposed (in × out), embedding, experts (number × …) or other."""
+    """One parameter. kind: linear (out × in), transposed (in × out), embedding, experts (count × …) or other."""
 
-    name: str  # of the module, e.g. model.layers.0.mlp.gate_proj
+    name: str  # the module's name, e.g. model.layers.0.mlp.gate_proj
     kind: str
     shape: tuple[int, ...]
     parameter: str = "weight"
@@ -40,14 +40,15 @@ class Weight:
 
 @dataclass(frozen=True)
 class Tree:
-    """All weights in the order of the model's modules, tied ones once. text: the decoder's configuration."""
+    """All weights in the order of the model's modules; tied weights appear once. top: the model's configuration,
+    text: the decoder's."""
 
     weights: tuple[Weight, ...]
     text: dict[str, Any]
     top: dict[str, Any]
     tied: bool  # the LM head is the embedding table
     notes: tuple[str, ...] = ()
-    beside: tuple[Weight, ...] = ()  # towers of the model that is served, where its causal language model has none
+    beside: tuple[Weight, ...] = ()  # vision or audio towers that the server loads and `weights` does not contain
 
     @property
     def parameters(self) -> int:
@@ -55,7 +56,7 @@ class Tree:
 
 
 def tree_of(config: dict[str, Any], where: str) -> Tree:
-    """A config.json's tree. Raises ServebookError, in one line, for what no library here knows."""
+    """The weights and configuration of a config.json. Raises ServebookError if no installed library has the model."""
     plain = {k: v for k, v in config.items() if k not in IRRELEVANT}
     text = plain.get("text_config")
     _check_counts(text if isinstance(text, dict) else plain, where)
@@ -65,14 +66,14 @@ def tree_of(config: dict[str, Any], where: str) -> Tree:
         kind = config.get("model_type")
         apart = isinstance(e, NeedsLibrary) or (isinstance(e, NotKnown) and not blueprint.known(str(kind)))
         if apart and isinstance(text, dict) and blueprint.known(str(text.get("model_type"))):
-            # a wrapper that no library here can build around a decoder that one can
+            # no installed library can build the whole model, but one can build its decoder
             inner = tree_of({k: v for k, v in text.items() if k != "text_config"}, where)
-            why = f"the rest cannot be built here ({e})" if isinstance(e, NeedsLibrary) else "no library knows the rest"
-            note = f"of {kind} only the decoder ({text['model_type']}) is counted: {why}"
+            why = str(e) if isinstance(e, NeedsLibrary) else f"no installed library has {kind}"
+            note = f"only the decoder ({text['model_type']}) of {kind} is counted: {why}"
             return replace(inner, notes=(note, *inner.notes))
         raise ServebookError(
             f"model_type {kind!r} is not supported ({e})", where,
-            "Give a config.json whose architecture transformers has, or a newer transformers",
+            "Use an architecture that transformers has, or install a newer transformers",
         ) from None  # fmt: skip
     except TypeError as e:
         raise ServebookError(f"not a config.json ({e})", where) from None
@@ -83,13 +84,13 @@ COUNTS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_va
 
 
 def _check_counts(text: dict[str, Any], where: str) -> None:
-    """Raises ServebookError for a count that is none."""
+    """Raises ServebookError for a count that is not a positive whole number."""
     for key in COUNTS:
         value = text.get(key)
         if value is None or isinstance(value, list):
             continue
         if key == "head_dim" and value == 0 and text.get("kv_lora_rank"):
-            continue  # a latent head has none of its own
+            continue  # latent attention has no head_dim
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise ServebookError(f"{key} is {value!r}, not a positive whole number", where, "Correct it")
     heads, kv = text.get("num_attention_heads"), text.get("num_key_value_heads")
@@ -103,12 +104,12 @@ def _read_once(config: str) -> Tree:
 
 
 def read(config: dict[str, Any]) -> Tree:
-    """Raises NotReadable where no library here knows the model."""
+    """The weights and configuration of a config.json. Raises NotReadable if no installed library has the model."""
     thinker = config.get("thinker_config")
-    if isinstance(thinker, dict):  # of a model that also speaks, servers load the part that reads and writes
+    if isinstance(thinker, dict):  # a speech model, of which servers load the part that generates text
         whole = str(config.get("model_type"))
         inner = read({"model_type": f"{whole}_thinker", **thinker})
-        note = f"of {whole} the thinker is served; talker and vocoder are not counted"
+        note = f"only the thinker of {whole} is served; its talker and vocoder are not counted"
         return replace(inner, notes=(note, *inner.notes))
     if not blueprint.known(str(config.get("model_type"))):
         if kind := blueprint.type_of(config):
@@ -123,7 +124,7 @@ def read(config: dict[str, Any]) -> Tree:
 
 
 def read_meta(config: dict[str, Any]) -> Tree:
-    """From PyTorch's meta device. Raises NotReadable."""
+    """Weights and configuration from PyTorch's meta device. Raises NotReadable."""
     from . import meta
 
     made, found, tied = meta.read(config)
@@ -132,7 +133,7 @@ def read_meta(config: dict[str, Any]) -> Tree:
 
 
 def read_vllm(config: dict[str, Any]) -> Tree:
-    """From the constructors of vLLM's code. Raises NotReadable."""
+    """Weights and configuration from the constructors in vLLM's code. Raises NotReadable."""
     from . import vllm_blueprint
 
     made, model = vllm_blueprint.model(config)
@@ -141,7 +142,7 @@ def read_vllm(config: dict[str, Any]) -> Tree:
 
 
 def read_blueprint(config: dict[str, Any]) -> Tree:
-    """From the constructors of the model's code. Raises NotReadable."""
+    """Weights and configuration from the constructors in transformers' code. Raises NotReadable."""
     made, model = blueprint.model(config)
     tied = bool(getattr(model.config, "tie_word_embeddings", None) or getattr(made, "tie_word_embeddings", False))
     weights = _weights(model, _tied_names(model, tied))
@@ -151,7 +152,7 @@ def read_blueprint(config: dict[str, Any]) -> Tree:
 
 
 def _weights(model: Module, dropped: set[str]) -> tuple[Weight, ...]:
-    """Every parameter once, and none that is another's."""
+    """Every parameter once, without the `dropped` (tied) ones."""
     seen: set[int] = set()
     found = []
     for name, module in model.modules():
@@ -175,8 +176,8 @@ def _beside(config: dict[str, Any], made: Any, model: Module) -> tuple[Weight, .
 
 
 def _tied_names(model: Module, tied: bool) -> set[str]:
-    """Names of parameters that are another's, by every model within the model, as transformers ties them: a key of its
-    list is a name, a module's name or an expression, from the start of a parameter's name."""
+    """Names of parameters that share another's data, by the rules of transformers: each PreTrainedModel inside the
+    model has a list _tied_weights_keys of names or of expressions that match the start of a parameter's name."""
     out: set[str] = set()
     for prefix, module in model.modules():
         keys = getattr(module, "_tied_weights_keys", None) if isinstance(module, PreTrainedModel) else None
@@ -205,7 +206,7 @@ def _kind(module: Module, parameter: str, shape: tuple[int, ...]) -> str:
 
 
 def _plain(config: Any) -> dict[str, Any]:
-    """What JSON can say of a configuration object, class attributes that its code sets to plain values included."""
+    """The values of a configuration object and of its class that JSON can represent."""
     found: dict[str, Any] = {}
     names: Iterable[str] = [*vars(type(config)), *vars(config)]
     for name in names:

@@ -1,7 +1,7 @@
-"""Models that transformers has no class for: from the constructors of vLLM's own code, as blueprint does it.
+"""Weights of models that only vLLM has, from running the constructors in vLLM's code as blueprint.py does.
 
-A configuration is vLLM's own class where it has one, else what config.json says. Only the decoder is built; projections
-that vLLM fuses stay fused.
+The configuration is an object of vLLM's class for it, or else the keys of config.json as attributes. Only the decoder
+is built. Projections that vLLM fuses stay fused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .vllm_stand_ins import NAMES
 
 @cache
 def home() -> Path:
-    """vLLM's folder. Raises NotKnown where it is not installed."""
+    """vLLM's folder. Raises NotKnown if it is not installed."""
     spec = importlib.util.find_spec("vllm")
     if spec is None or not spec.origin:
         raise NotKnown("vLLM is not installed")
@@ -30,7 +30,7 @@ def home() -> Path:
 
 @cache
 def _registry() -> dict[str, tuple[str, str]]:
-    """{architecture: (module, class)} of vLLM's registry."""
+    """{architecture: (module, class)} from vLLM's model registry."""
     found: dict[str, tuple[str, str]] = {}
     text = (home() / "model_executor" / "models" / "registry.py").read_text(encoding="utf-8")
     for node in ast.walk(ast.parse(text)):
@@ -67,7 +67,7 @@ def _class(architecture: str) -> Any:
 
 
 class Settings(PreTrainedConfig):
-    """A configuration without a class: what config.json says, inner objects too."""
+    """A configuration without a class of its own: the keys of config.json as attributes, nested objects too."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -83,7 +83,7 @@ def _objects(value: Any) -> Any:
 
 
 class _Part:
-    """An inner object of a configuration, its keys as attributes."""
+    """A nested object of a configuration, with its keys as attributes."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         for name, value in given.items():
@@ -91,7 +91,7 @@ class _Part:
 
 
 def configuration(given: dict[str, Any]) -> Any:
-    """vLLM's configuration class of a model_type, else Settings."""
+    """The configuration object of a config.json: of vLLM's class for its model_type, else a Settings object."""
     own, plain = str(given.get("model_type")), {k: v for k, v in given.items() if k != "quantization_config"}
     for kind in [own] if "text_config" in given else [f"{own}_text", own]:
         if (made := _config_class(kind)) is not None:
@@ -114,7 +114,7 @@ def _config_class(kind: str) -> Any:
 
 
 class _Engine:
-    """A VllmConfig of one rank and no quantization: the model's configuration, and Unknown for all else."""
+    """A stub for VllmConfig with one rank and no quantization; attributes that are not set are Unknown."""
 
     def __init__(self, config: Any) -> None:
         text = config.get_text_config()
@@ -133,7 +133,7 @@ class _Engine:
 
 
 def _inner(vllm_config: Any = None, hf_config: Any = None, architectures: Any = None, **_: Any) -> Module:
-    """init_vllm_registered_model: a model inside another, of its own configuration where one is given."""
+    """Replaces init_vllm_registered_model: builds a model inside another, with its own configuration if given."""
     config = hf_config or vllm_config.model_config.hf_config
     named = architectures or getattr(config, "architectures", None) or [""]
     return _class(str(named[0]))(vllm_config=_Engine(config), prefix="")  # type: ignore[no-any-return]
@@ -143,10 +143,10 @@ NAMES["init_vllm_registered_model"] = _inner
 
 
 def model(given: dict[str, Any]) -> tuple[Any, Module]:
-    """(configuration, model of shapes). Raises NotReadable."""
+    """(configuration, model built from stub layers). Raises NotReadable."""
     architecture = str(next(iter(given.get("architectures") or []), ""))
     if not architecture:
-        raise NotKnown(f"no library here has model_type {given.get('model_type')!r}, and no architecture is named")
+        raise NotKnown(f"no installed library has model_type {given.get('model_type')!r}, and architectures is empty")
     home()
     built = _class(architecture)
     try:

@@ -1,4 +1,4 @@
-"""vLLM's layers as shapes, unsplit, for models that only vLLM's code knows (see vllm_blueprint)."""
+"""Stubs for vLLM's layers with unsplit shapes, for models that only vLLM has (see vllm_blueprint)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .torch_stand_ins import Embedding, Linear
 
 
 class PackedLinear(Linear):
-    """MergedColumnParallelLinear: several matrices of one input, one below the other."""
+    """MergedColumnParallelLinear: several matrices with the same input, stacked along the outputs."""
 
     def __init__(self, input_size: int, output_sizes: Any, bias: Any = True, **_: Any) -> None:
         super().__init__(input_size, sum(output_sizes), bias)
@@ -29,7 +29,7 @@ class QKVLinear(Linear):
 
 
 class QKVWithIndexer(QKVLinear):
-    """MinimaxM3QKVParallelLinearWithIndexer: below them an indexer's queries and its one key."""
+    """MinimaxM3QKVParallelLinearWithIndexer: QKV stacked with an indexer's queries and its single key."""
 
     def __init__(
         self, hidden_size: int, head_size: int, total_num_heads: int, total_num_kv_heads: int,
@@ -73,7 +73,7 @@ class Norm(Module):
 
 
 class RoutedExperts(Module):
-    """FusedMoE: every expert's gate and up, and down."""
+    """FusedMoE: the stacked gate/up and down matrices of all experts."""
 
     def __init__(self, num_experts: int, top_k: int, hidden_size: int, intermediate_size: int, **more: Any) -> None:
         gates = 2 if more.get("is_act_and_mul", True) else 1
@@ -82,11 +82,11 @@ class RoutedExperts(Module):
         self.down_proj = Parameter(Tensor((num_experts, hidden_size, intermediate_size)))
         for key in ("shared_experts", "gate"):
             if isinstance(more.get(key), Module):
-                object.__setattr__(self, f"_{key}", None)  # they are the block's own
+                object.__setattr__(self, f"_{key}", None)  # they belong to the enclosing block
 
 
 class _Group:
-    """A parallel group of one rank."""
+    """A process group of one rank."""
 
     world_size, rank_in_group, is_first_rank, is_last_rank = 1, 0, True, True
 
