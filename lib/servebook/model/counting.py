@@ -75,9 +75,7 @@ def _notes(matrices: tuple[Matrices, ...], beside: int) -> tuple[str, ...]:
     towers = sum(m.parameters for m in matrices if m.part == "tower") + beside
     if not towers:
         return ()
-    return (
-        f"vision and audio towers ({towers / 1e9:.2f}e9 parameters) take memory; only text requests are predicted",
-    )
+    return (f"vision and audio towers ({towers / 1e9:.2f}e9 parameters) take memory; only text requests are predicted",)
 
 
 def _decoder(tree: Tree, where: str) -> str:
