@@ -38,7 +38,7 @@ class TokenStream:
     """
 
     __slots__ = (
-        "_cr", "_lead", "_odd", "_opening", "_recent", "_rewritten", "_spread", "_started", "_tail", "asked",
+        "_cr", "_lead", "_odd", "_opening", "_plain", "_recent", "_rewritten", "_spread", "_started", "_tail", "asked",
         "cached_tokens", "counts", "ended", "error", "error_status", "fault", "first_tokens", "heard", "hidden_tokens",
         "on_over", "over", "prompt_tokens", "stopped", "times", "tokens",
     )  # fmt: skip
@@ -60,6 +60,7 @@ class TokenStream:
         self.heard = 0.0
         self._started = self._cr = self._spread = False
         self._rewritten = False  # whether every read is rewritten: lines that end by CR alone, events of several lines
+        self._plain = False  # whether whole events are counted as they come: after the first token, nothing rewritten
         self._opening: Event | None = None  # the first event with a token
         self._lead: list[float] = []  # events before the first sure token that may have been tokens
         self._tail = self._odd = b""
@@ -67,6 +68,12 @@ class TokenStream:
 
     def feed(self, data: bytes, now: float) -> None:
         """Take what one read returned, stamped at its arrival."""
+        if self._plain and not self._tail and data.startswith(b"data:") and data.endswith(b"}\n\n"):  # nearly all reads
+            self.heard = now
+            self._recent.append(data)
+            self.times.append(now)
+            self.counts.append(1 + data.count(b"\ndata:"))
+            return
         if self.over:
             return
         self.heard = now
@@ -93,6 +100,7 @@ class TokenStream:
         self._recent.append(data)
         if not self._started:
             events = self._open(data, events, now)
+            self._plain = self._started and not self._rewritten and not self.over
         if events:
             self.times.append(now)
             self.counts.append(events)
@@ -103,7 +111,7 @@ class TokenStream:
         return sum(self.counts)
 
     def _end(self) -> None:
-        self.over, self._tail = True, b""
+        self.over, self._plain, self._tail = True, False, b""
         if self.on_over is not None:
             self.on_over()
 

@@ -7,6 +7,9 @@ from typing import Any
 
 from .tokens import Event, choice_of
 
+# Raw control characters inside a text are the model's, not a fault of the event. json.loads with an option makes a
+# decoder for every call
+_EVENTS = json.JSONDecoder(strict=False)
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
@@ -57,8 +60,8 @@ def no_stream(body: bytes) -> str | None:
 
 def parse(line: bytes) -> Event | None:
     """An event's JSON object, None for what is none."""
-    try:  # bytes that are no UTF-8 and raw control characters inside a text are the model's, not a fault of the event
-        event = json.loads(line.decode(errors="replace"), strict=False)
+    try:  # bytes that are no UTF-8 are the model's, not a fault of the event
+        event = _EVENTS.decode(line.decode(errors="replace"))
     except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) else None
