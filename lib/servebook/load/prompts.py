@@ -94,7 +94,7 @@ class Prompts:
 
     def stand_in(self, index: int, tokens: int) -> bytes:
         """Random tokens in place of an answer whose ids the server did not return."""
-        return self._table[self._drawn(index, 3, tokens)].tobytes()
+        return bytes(self._table[self._drawn(index, 3, tokens)].tobytes())
 
 
 @dataclass(frozen=True)
