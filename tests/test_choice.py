@@ -170,7 +170,7 @@ def test_the_choice_is_the_cheapest_that_is_sure_enough(choice: Choice) -> None:
             cost = replicas * c.set_up.gpus * c.set_up.card.price_per_hour
             if cost > choice.chosen.cost_per_hour + 1e-9 or search.estimated(c, replicas).utilization > 1.1:
                 continue
-            judged = search.third_look(c, replicas)
+            judged = search.simulate_draws(c, replicas)
             if judged is not None and judged.probability >= choice.space.confidence:
                 sure.append((round(cost, 6), c.set_up.name, replicas))
     assert min(sure)[0] == pytest.approx(choice.chosen.cost_per_hour)
@@ -194,9 +194,9 @@ def test_probability_falls_with_the_load_and_replicas_share_it(choice: Choice) -
     search, c = choice.search_at(choice.target), choice.chosen
     assert c.replicas is not None and c.judged is not None
     twice = choice.search_at(choice.target.times(2.0))
-    shared = twice.third_look(c, 2 * c.replicas)
+    shared = twice.simulate_draws(c, 2 * c.replicas)
     assert shared is not None and shared.probability == pytest.approx(c.judged.probability, abs=0.15)
-    loads = [choice.search_at(choice.target.times(f)).third_look(c, c.replicas) for f in (0.5, 1.0, 1.5)]
+    loads = [choice.search_at(choice.target.times(f)).simulate_draws(c, c.replicas) for f in (0.5, 1.0, 1.5)]
     sure = [j.probability if j else 0.0 for j in loads]
     assert sure == sorted(sure, reverse=True)
     assert search.estimated(c, c.replicas).utilization < 1
@@ -242,7 +242,7 @@ def test_what_may_be_turned(choice: Choice) -> None:
         ("config: qwen2.5-7b", "config: gemma-2-9b", "no card holds the model and its requests ("),
         ("tpot_s: 0.03", "tpot_s: 0.0001", "no set-up meets the service level; the nearest is"),
         ("rate_per_s: 20", "rate_per_s: 900", "of 900 requests/s. Relax that limit"),
-        ("{kind: vllm}", "{kind: vllm, extra_args: [-tp, '2']}", "extra_args: tp is what the search turns"),
+        ("{kind: vllm}", "{kind: vllm, extra_args: [-tp, '2']}", "extra_args: the search itself sets tp"),
         ("250,200,8,2000", "250,200,8,40000", "exceed qwen2.5-7b's context"),
         (", target: {rate_per_s: 20, workload: chat}", "", "no target load"),
         ("ttft_s: 0.5, ttft_percentile: 99, tpot_s: 0.03, ", "", "no service level is given"),
@@ -267,7 +267,7 @@ def test_what_cannot_be_chosen_is_one_line(old: str, new: str, said: str) -> Non
 def test_the_nearest_says_by_how_much(tmp_path: Path) -> None:
     with pytest.raises(ServebookError) as found:
         choice_for(run_of(TEXT.replace("tpot_s: 0.03", "tpot_s: 0.001")), "chat.yaml")
-    assert "TPOT p90" in found.value.line() and "of 0.001 s" in found.value.line()
+    assert "TPOT p90" in found.value.line() and "limit 0.001 s" in found.value.line()
 
 
 def test_a_missing_price_and_no_cards_are_one_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -356,7 +356,7 @@ def test_a_plan_says_where_time_ends_before_anything_is_measured():
         )  # fmt: skip
         rows = planning.plan(run, SHAPE, A40)["rows"]
         notes[limit] = next(r["note"] for r in rows if r["point"] == "c0016") or ""
-    assert "no measured round of all 16 clients ends in max_seconds (60 s)" in notes[60]
+    assert "max_seconds (60 s) is too short for one measured round of all 16 clients" in notes[60]
     assert "round" not in notes[100]
 
 
@@ -427,7 +427,7 @@ def test_an_open_loop_beyond_what_the_server_serves_has_a_note_and_no_figures():
     calm, over = (q for q in predict.predict_run(p, SHAPE, A40, engines=["vllm"])["points"] if q["sweep"] == "rates")
     assert calm["fits"] and calm["metrics"]["output_tok_per_s"]["value"] == pytest.approx(128, rel=0.05)
     assert (
-        not over["fits"] and over["metrics"] == {} and over["note"].startswith("overloaded: 1000 requests/s are more")
+        not over["fits"] and over["metrics"] == {} and over["note"].startswith("overloaded: 1000 requests/s exceed")
     )
     rows = planning.plan(p, SHAPE, A40)["rows"]
     assert [r["wall_s"] > 20 for r in rows if r["engine"] == "vllm" and r["point"].startswith("r1000")] == [True]

@@ -1,4 +1,4 @@
-"""Predictions: from parameters, model and hardware to every point with its interval.
+"""Predictions of every point with its interval, from parameters, model and hardware.
 
-Holds the closed forms, the simulated scheduler, step times and calibration. Knows no server and no run folder.
+Holds the closed forms, the simulated scheduler, step times and calibration. Starts no server and reads no run folder.
 """

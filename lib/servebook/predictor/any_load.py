@@ -1,4 +1,4 @@
-"""One load on one server, predicted without a run: any model, hardware, engine settings and workload."""
+"""Predicts one load on one server, without a run: any model, hardware, engine settings and workload."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ def predict_load(
     text: bool = False,
     **load: Any,
 ) -> PredictedPoint:
-    """The predicted point (see Forecaster.point): means under `metrics`, p50, p90 and p99 of TTFT, TPOT and end-to-end
-    latency under `percentiles`, each with its 80 % interval.
+    """The predicted point (see Forecaster.point): means under `metrics`; p50, p90 and p99 of TTFT, TPOT and end-to-end
+    latency under `percentiles`; each with its 80 % interval.
 
-    load: of PointSpec, concurrency for a closed loop, rate_per_s (with arrivals, gamma_shape, concurrency as a cap) for
-    an open one, kind "burst" or "trace" (with speed); requests: a finite run of so many, measured from first to last.
-    facts: what the server said of itself (kv_cache_tokens, max_num_batched_tokens, …). samples: draws of the constants
-    for the intervals. text: prompts are sent as texts, as most tools do, and the server makes tokens of them.
+    load: fields of PointSpec. concurrency: a closed loop. rate_per_s (with arrivals, gamma_shape, concurrency as a
+    cap): an open loop. kind: "burst" or "trace" (with speed). requests: a finite run of that many requests, measured
+    from the first to the last. facts: limits that the server reports (kv_cache_tokens, max_num_batched_tokens, …).
+    samples: draws of the constants for the intervals. text: whether prompts are sent as text, as most tools do, so that
+    the server tokenizes them.
     """
     kind = load.pop("kind", "arrival_rate" if load.get("rate_per_s") else "concurrency")
     if kind == "trace":
@@ -43,7 +44,7 @@ def predict_load(
         run="load", title="", model=ModelParams(config=shape.name or "model", weights="dummy"),
         hardware=HardwareParams(gpu=gpu.name), engines={"engine": engine}, load=how,
     )  # fmt: skip
-    # other tools ask for usage once, at the end of a stream
+    # with text prompts (other tools), usage comes once, at the end of a stream
     facts = {"usage_per_event": not text, **(facts or {})}
     f = forecaster(params, "engine", shape, gpu, facts=facts, samples=samples)
     f.text = text

@@ -1,9 +1,9 @@
-"""What attention and recurrent states take of a step: each kind of layer by itself, windows and latent vectors too.
+"""Time of attention and recurrent states in a step, for each kind of layer: full, windowed, latent, state.
 
-A decode reads what its layers cached (at most a window of it), or multiplies it where that takes longer: latent
-attention turns every cached vector into as many keys and values as there are heads. In a step that also prefills it
-fills query tiles of `rows` rows. A prefill multiplies its query-context pairs. State-space and linear-attention layers
-read and write one state a sequence and step, and multiply a few elements of it a token.
+Decode: the longer of reading the KV cache (up to the layer's window) and multiplying it. In latent attention the
+multiplication can dominate, since every head uses the same cached vector. In a step that also prefills, each decode
+token occupies `mixed_rows` rows of a query tile. Prefill: the FLOPs of its query-context pairs. State-space and
+linear-attention layers read and write one state per sequence and step, and have a fixed number of FLOPs per token.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from ..hardware.catalog import Gpu
 from ..model.shape import AttentionLayers, ModelShape
 
-# FlashAttention-3 reads an fp8 cache no faster than so many elements a second, whatever the memory: 64 × 4,096 tokens
+# Upper limit of the rate at which FlashAttention-3 reads an fp8 cache, whatever the memory bandwidth: 64 × 4,096 tokens
 # of 8 heads take 211 µs on an H100 and 192 µs on an H200 (aiconfigurator 0.12, generation_attention of vLLM 0.24)
 FP8_KV_ELEMENTS_PER_S = 2.75e12
 
 
 def kv_bytes_per_s(shape: ModelShape, gpu: Gpu, share: float) -> float:
-    """The rate at which decodes read their cache; share: of the datasheet's bandwidth."""
+    """Bytes/s at which decodes read their KV cache. share: fraction of the datasheet's bandwidth."""
     rate = gpu.bytes_per_s * share
     return min(rate, FP8_KV_ELEMENTS_PER_S) if gpu.generation == "hopper" and shape.kv_bytes_per_element == 1 else rate
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """Seconds of one kind of layers, all of them together: a context token read by a decode, multiplied by it, and a
-    pair of a prefill."""
+    """Times of all layers of one kind together. read_s, decode_pair_s: for a decode to read, and to multiply, one
+    context token. pair_s: per query-context pair of a prefill. state_read_s: per sequence and step."""
 
     layers: AttentionLayers
     read_s: float
@@ -37,8 +37,9 @@ class _Kind:
 
 
 class AttentionTimes:
-    """bandwidth in bytes/s, flops_per_s that attention kernels reach; decode_rows: rows that a pure decode fills of a
-    tile (a CPU's; 0: only what is read counts), mixed_rows: in a step that prefills."""
+    """Seconds of attention for one model on one GPU. bandwidth: bytes/s; flops_per_s: reached by attention kernels.
+    decode_rows: query rows that a decode token occupies in a step without prefills (only on a CPU; 0: reading the
+    cache bounds the time). mixed_rows: the same in a step with prefills."""
 
     def __init__(
         self, shape: ModelShape, bandwidth: float, flops_per_s: float, decode_rows: float, mixed_rows: float
@@ -56,20 +57,20 @@ class AttentionTimes:
         )
         self.kv_token_s = sum(k.read_s for k in self.kinds)
         self.pair_s = sum(k.pair_s for k in self.kinds)
-        self.state_s = sum(k.state_read_s for k in self.kinds)  # a sequence and step
+        self.state_s = sum(k.state_read_s for k in self.kinds)  # per sequence and step
         self.state_token_s = shape.state_flops_per_token / flops_per_s
         self.decode_token_s = sum(self._token_s(k, decode_rows) for k in self.kinds)
         self.mixed_token_s = sum(max(self._token_s(k, decode_rows), mixed_rows * k.pair_s) for k in self.kinds)
         self._windowed = any(k.layers.limit for k in self.kinds)
 
     def _token_s(self, k: _Kind, rows: float) -> float:
-        """A context token of a decode: read, or multiplied where that takes longer."""
+        """Seconds per context token of a decode: the longer of reading and multiplying it."""
         if k.layers.kind in ("latent", "indexer"):
             return max(k.read_s, k.decode_pair_s)
         return max(k.read_s, rows * k.pair_s)
 
     def decode_line(self, decodes: int, kv_tokens: float) -> tuple[float, float]:
-        """(a, b): the decodes' attention in a pure decode step takes a + b · kv_tokens seconds around that many."""
+        """(a, b): attention in a decode-only step takes a + b · kv_tokens seconds, linearized at this kv_tokens."""
         fixed, slope = decodes * (self.state_s + self.state_token_s), self.decode_token_s
         if self._windowed and decodes:
             each = kv_tokens / decodes
@@ -81,7 +82,7 @@ class AttentionTimes:
         return fixed, slope
 
     def decodes_s(self, decodes: int, kv_tokens: float, mixed: bool = False) -> float:
-        """Seconds of the decodes' attention, in a step that prefills where `mixed`."""
+        """Seconds of the decodes' attention. mixed: whether the step also prefills."""
         states = decodes * (self.state_s + self.state_token_s)
         if not decodes or not self._windowed:
             return states + kv_tokens * (self.mixed_token_s if mixed else self.decode_token_s)
@@ -92,14 +93,14 @@ class AttentionTimes:
         return states + decodes * total
 
     def read_s(self, decodes: int, kv_tokens: float) -> float:
-        """Seconds that reading alone takes of it."""
+        """Seconds that the decodes take to read their KV cache and states."""
         states = decodes * self.state_s
         if not decodes or not self._windowed:
             return states + kv_tokens * self.kv_token_s
         return states + decodes * sum(k.layers.attended(kv_tokens / decodes) * k.read_s for k in self.kinds)
 
     def prefill_s(self, before: int, new: int) -> float:
-        """Seconds of the attention of `new` prompt tokens after `before` others."""
+        """Seconds of attention for `new` prompt tokens that follow `before` earlier ones."""
         states = new * self.state_token_s + (self.state_s if new else 0.0)
         if not self._windowed:
             return states + self.pair_s * new * (before + (new + 1) / 2)

@@ -1,8 +1,8 @@
-"""Constants of a step-time model from C = 1 points, or from nothing but the datasheet, with their uncertainty.
+"""Fits the constants of a step-time model, with their uncertainty, to C = 1 points; without points, to the datasheet.
 
 Maximum a posteriori: least squares over (log-residuals of TTFT and TPOT, front-end seconds) and (constant − prior)/sd,
 inside hard physical bounds; the posterior is Gaussian (Laplace approximation). Constants that the data do not determine
-stay near their priors, and the notes say so.
+stay near their priors, and a note lists them.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from .priors import HOST_NOISE, Prior, naive_priors, vllm_priors
 from .steptime import NaiveTimes, VllmTimes
 
 Z80 = 1.2816  # half-width of an 80 % interval in standard deviations
-TPOT_SD, TTFT_SD = 0.01, 0.015  # how well the step-time form itself holds at C = 1 (relative)
-CPU_NOISE = 8.0  # a CPU shared with the client and whatever else runs varies that much more
+TPOT_SD, TTFT_SD = 0.01, 0.015  # relative sd of the step-time model's own error at C = 1
+CPU_NOISE = 8.0  # factor on these for a CPU, which is shared with the client and other processes
 FRONTEND_SD_S, FRONTEND_SD = 0.001, 0.05  # sd of client TTFT − server prefill − server queue: seconds, and relative
-SIMULATED_SD = 0.04  # of a point at C > 1
-# factors on SIMULATED_SD: TTFT at C > 1 depends on how requests happen to coincide. Outliers (undocumented lengths or a
-# warm cache) get little weight (Huber)
+SIMULATED_SD = 0.04  # relative sd of the simulation's error at C > 1
+# factors on SIMULATED_SD: TTFT at C > 1 depends on when requests coincide. Outliers (undocumented lengths or a warm
+# cache) get little weight (Huber)
 CROWD = (("ttft", "ttft_mean_s", 3.0), ("tpot", "tpot_mean_s", 1.0), ("output", "output_tok_per_s", 1.25))
 HUBER = 1.5
-# sd of the error that all points at C > 1 of one server share (how clients coincide, undocumented lengths): their
-# residuals are correlated, so many such points are not independent evidence
+# sd of the error that all points at C > 1 of one server share (when requests coincide, undocumented lengths). Their
+# residuals are correlated, so such points are not independent evidence
 COMMON_SD = {"ttft": 0.06, "tpot": 0.02, "output": 0.03}
-GAUSS_NEWTON_STEPS, DIFFERENCE = 2, 0.5  # in prior sds
+GAUSS_NEWTON_STEPS, DIFFERENCE = 2, 0.5  # DIFFERENCE: step of the numerical derivative, in prior sds
 IMPOSSIBLE = 2.5  # a point that the best fit misses by this factor was not measured on this model and machine
-HIT_SHARE = 0.02  # prefix-cache hits above which a TTFT is not a prefill
-# posterior sd / prior sd below which a constant counts as learned; |correlation| above which two are not separable
+HIT_SHARE = 0.02  # prefix-cache hit share above which TTFT is not the time of a full prefill
+# posterior sd / prior sd below which a constant counts as learned; |correlation| above which two cannot be separated
 LEARNED, ALIKE = 0.9, 0.8
 
 
@@ -59,7 +59,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Constants with uncertainty. stage: "datasheet" or "calibrated"; residuals: (what, predicted / measured − 1)."""
+    """Constants with uncertainty. stage: "datasheet" or "calibrated"; residuals: (figure, predicted / measured − 1)."""
 
     stage: str
     estimates: dict[str, Estimate]
@@ -76,7 +76,7 @@ class Calibration:
         return {n: e.value for n, e in self.estimates.items()}
 
     def samples(self, count: int, seed: int = 1) -> list[dict[str, float]]:
-        """Draws from the posterior, in antithetic pairs, cut to the physical bounds."""
+        """Draws from the posterior, in antithetic pairs, clipped to the physical bounds."""
         half = np.random.default_rng(seed).standard_normal((-(-count // 2), len(self._names)))
         z = np.concatenate([half, -half])[:count]
         root = np.linalg.cholesky(self._covariance + 1e-18 * np.eye(len(self._names)))
@@ -95,7 +95,7 @@ class Calibration:
 
 AnyTimes = VllmTimes | NaiveTimes
 Build = Callable[[Mapping[str, float]], AnyTimes]
-# of a point: {"ttft": s, "tpot": s, "output": tokens/s}, or some of them
+# (times, point) → {"ttft": s, "tpot": s, "output": tokens/s}, or some of these
 Simulate = Callable[[AnyTimes, MeasuredPoint], Mapping[str, float]]
 
 
@@ -112,12 +112,12 @@ def calibrate(
     simulated: Simulate | None = None,
     priors: dict[str, Prior] | None = None,
 ) -> Calibration:
-    """Fit the constants of an engine ("naive", else vLLM's) to measured points; none: the datasheet's priors.
+    """The constants of an engine ("naive", else vLLM's) fitted to measured points; without points, the priors.
 
-    budget: max_num_batched_tokens. times: constants → step times, as the server that was measured makes them (its
-    graphs, its scheduling; PredictedServer.times); None: of vLLM's defaults. simulated: (times, point) → {"ttft": s,
-    "tpot": s, "output": tokens/s} of a point at C > 1, which are left out without it. Raises ServebookError for
-    impossible points.
+    budget: max_num_batched_tokens. times: constants → step times of the measured server, with its CUDA graphs and
+    scheduling (PredictedServer.times); None: with vLLM's defaults. simulated: (times, point) → {"ttft": s, "tpot": s,
+    "output": tokens/s} of a point at C > 1; None: points at C > 1 are not used. Raises ServebookError for points that
+    are physically impossible.
     """
     naive = kind == "naive"
     priors = priors or (naive_priors(shape, gpu) if naive else vllm_priors(shape, gpu, facts, layout))
@@ -153,8 +153,8 @@ def calibrate(
 
 
 class _Fit:
-    """The least-squares problem: constants in standard deviations from their priors. alone: points at C = 1; crowd:
-    points at C > 1, which need a simulation."""
+    """The least-squares problem. Its variables are the constants, in standard deviations from their priors. alone:
+    points at C = 1; crowd: points at C > 1, which need a simulation."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class _Fit:
         return self._build(dict(zip(self._names, self.mean + self.sd * x, strict=True)))
 
     def solve(self) -> tuple[np.ndarray, np.ndarray, list[tuple[str, float]]]:
-        """(constants, their covariance, [(what, predicted / measured - 1)])"""
+        """(constants, their covariance, [(figure, predicted / measured - 1)])"""
         from scipy.optimize import least_squares
 
         edge = (self.bounds - self.mean) / self.sd
@@ -199,7 +199,7 @@ class _Fit:
         return found, covariance, [(what, math.expm1(r)) for what, r, _ in misfit if "front end" not in what]
 
     def _misfit(self, x: np.ndarray) -> list[tuple[str, float, float]]:
-        """(what, log(predicted / measured) or seconds, its sd) of every figure."""
+        """[(figure, log(predicted / measured) or a difference in seconds, its sd)]"""
         times = self._times(x)
         out = [m for p in self.alone for m in self._alone_misfit(times, p)]
         for p in self.crowd:
@@ -215,7 +215,7 @@ class _Fit:
     def _alone_misfit(self, times: AnyTimes, p: MeasuredPoint) -> list[tuple[str, float, float]]:
         prompt, output, label = p.prompt_tokens, p.output_tokens, _lengths(p)
         bound, out = self._launch_bound[label], []
-        if p.ttft_mean_s is not None:  # None: shortened by the prefix cache
+        if p.ttft_mean_s is not None:  # None: not used, as the prefix cache shortened it
             first = times.prefill(prompt) if isinstance(times, NaiveTimes) else times.first_token(prompt, self._budget)
             front = times.frontend(prompt) + times.first_event(prompt)
             interval = p.ttft_mean_s, p.ttft_ci_low_s, p.ttft_ci_high_s
@@ -238,8 +238,8 @@ def _lengths(p: MeasuredPoint) -> str:
 
 
 def _apart(misfit: Sequence[tuple[str, float, float]]) -> list[float]:
-    """The misfits in standard deviations; of a metric's figures at C > 1 with COMMON_SD, which they share, taken out
-    (the whitened residuals of the covariance s²·I + COMMON_SD²)."""
+    """The misfits in standard deviations. Those at C > 1 share an error of COMMON_SD per metric: they are whitened
+    with the covariance s²·I + COMMON_SD²."""
     out = [r / s for _, r, s in misfit]
     for metric, common in COMMON_SD.items():
         at = [i for i, (what, _, _) in enumerate(misfit) if what.startswith(f"{metric} C=")]
@@ -253,13 +253,13 @@ def _apart(misfit: Sequence[tuple[str, float, float]]) -> list[float]:
 
 
 def _softened(z: float) -> float:
-    """A residual whose square is Huber's loss."""
+    """The residual whose square is the Huber loss of z."""
     return z if abs(z) <= HUBER else math.copysign(math.sqrt(2 * HUBER * abs(z) - HUBER**2), z)
 
 
 def _gauss_newton(residuals: Callable[[np.ndarray], np.ndarray], edge: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(x, jacobian) of a least-squares fit to a simulation's residuals. They are noisy, so derivatives are differences
-    over DIFFERENCE prior sds; few steps, each accepted only if the sum of squares falls."""
+    """(x, jacobian) of a least-squares fit to a simulation's residuals. They are noisy, so derivatives are taken over
+    DIFFERENCE prior sds. Takes few steps, each accepted only if the sum of squares decreases."""
     n = edge.shape[1]
     x = np.clip(np.zeros(n), edge[0], edge[1])
     now = residuals(x)
@@ -305,8 +305,7 @@ def _calibration(
         why = "the given points have no usable values" if unusable else "no measurement"
         notes.append(f"{why}: every constant is a prior")
     else:
-        told = [n for n in names if estimates[n].sd_ratio < LEARNED]
-        untold = [n for n in names if n not in told]
+        undetermined = [n for n in names if not estimates[n].sd_ratio < LEARNED]
         correlation = covariance / np.outer(sds, sds)
         pairs = [
             (a, b, float(correlation[i, j]))
@@ -314,12 +313,12 @@ def _calibration(
             for j, b in enumerate(names)
             if i < j and abs(correlation[i, j]) > ALIKE
         ]
-        if untold:
-            notes.append(f"the data do not determine {', '.join(untold)}: they stay near their priors")
+        if undetermined:
+            notes.append(f"the data do not determine {', '.join(undetermined)}: they stay near their priors")
         notes += [f"the data cannot tell {a} from {b} (correlation {c:+.2f})" for a, b, c in pairs]
         notes += [f"the fit misses {what} by {100 * r:+.0f} %" for what, r in residuals if abs(r) > 0.1]
         notes += [
-            f"{n} lies on its physical bound {0 if abs(e.value) < 1e-9 else e.value:.3g}"
+            f"{n} is at its physical bound {0 if abs(e.value) < 1e-9 else e.value:.3g}"
             for n, e in estimates.items()
             if min(e.value - priors[n].low, priors[n].high - e.value) < 1e-6 * priors[n].high
         ]
@@ -327,7 +326,7 @@ def _calibration(
 
 
 def _noise(mean: float, low: float | None, high: float | None, form: float, host: float) -> float:
-    """Relative sd of a measured mean: its 95 % interval (if given), the form's error and the host's noise combined."""
+    """Relative sd of a measured mean, from its 95 % interval (if given), the model's error and the host's noise."""
     floor = math.hypot(form, host)
     if low is None or high is None or not high > low:
         return floor
@@ -335,8 +334,8 @@ def _noise(mean: float, low: float | None, high: float | None, form: float, host
 
 
 def _server_prefill(p: MeasuredPoint) -> tuple[float, float] | None:
-    """(prefill, front end) in seconds. front end = client TTFT − server prefill − server queue (means of vLLM's
-    histograms); prefill is shifted by the client's median − mean TTFT."""
+    """(prefill, front end) in seconds, or None. front end = client TTFT − server prefill − server queue, from the means
+    of vLLM's histograms. prefill is the server's mean plus the client's median − mean TTFT."""
     prefill, queue = p.server_prefill_mean_s, p.server_queue_mean_s
     if prefill is None or queue is None or p.ttft_mean_s is None or not prefill > 0:
         return None
@@ -346,10 +345,9 @@ def _server_prefill(p: MeasuredPoint) -> tuple[float, float] | None:
 
 
 def _check(point: MeasuredPoint, shape: ModelShape, gpu: Gpu, layout: Layout = ALONE) -> MeasuredPoint | None:
-    """The point with its usable figures, None where there are none. Raises ServebookError for what cannot have been
-    measured.
+    """The point with its usable figures; None if it has none. A TTFT that the prefix cache shortened is removed.
 
-    A TTFT that the prefix cache shortened is left out.
+    Raises ServebookError for a figure that is physically impossible.
     """
     ttft, tpot, prompt = point.ttft_mean_s, point.tpot_mean_s, point.prompt_tokens
     where = f"calibration point {point.engine} {_lengths(point)}"
@@ -364,27 +362,27 @@ def _check(point: MeasuredPoint, shape: ModelShape, gpu: Gpu, layout: Layout = A
         return None
     clean = replace(point, ttft_mean_s=ttft)
     if gpu.is_cpu:
-        return clean  # its peak is an estimate, no floor
+        return clean  # a CPU's peak rate is an estimate, so it gives no lower bound
     rank = layout.rank(shape)
     floor = rank.prefill_flops(prompt) / gpu.flops_per_s(shape.compute_dtype) / layout.pipeline
     if ttft is not None and ttft < floor:
         raise ServebookError(
             f"TTFT of {ttft * 1e3:.1f} ms is below the compute floor of {floor * 1e3:.1f} ms ({gpu.name})",
             where,
-            "The prompt came from the prefix cache, or model or hardware in the parameters are not what was measured",
+            "The prefix cache held the prompt, or the parameters name another model or hardware than was measured",
         )
     read = rank.decode_weight_bytes / gpu.bytes_per_s
     if tpot is not None and (point.concurrency or 1) == 1 and tpot < read:
         raise ServebookError(
             f"TPOT of {tpot * 1e3:.2f} ms is below the {read * 1e3:.2f} ms that reading the weights takes ({gpu.name})",
             where,
-            "Model or hardware in the parameters are not what was measured",
+            "The parameters name another model or hardware than was measured",
         )
     return clean
 
 
 def _contradictions(points: Sequence[MeasuredPoint]) -> None:
-    """Raises ServebookError where two C = 1 points cannot both be true."""
+    """Raises ServebookError if two C = 1 points contradict each other."""
     ordered = sorted(points, key=lambda p: p.prompt_tokens)
     for a, b in itertools.pairwise(ordered):
         same = _lengths(a) == _lengths(b)

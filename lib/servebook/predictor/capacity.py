@@ -1,4 +1,4 @@
-"""What a server can carry under a service level: the largest concurrency and rate, goodput, cost, and what-ifs."""
+"""The capacity of a server under a service level: largest concurrency and rate, goodput, cost, and what-ifs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .forecaster import Forecaster, forecaster
 from .scenario import Scenario, whole_rounds
 from .simulation import Result
 
-GOODPUT_SHARE = 0.9  # of the requests must meet the service level for a load to count as carried
+GOODPUT_SHARE = 0.9  # minimum share of requests within the service level for a load to count as carried
 MOST_CLIENTS = 1024
-HIT_SHARE = 0.5  # of prompts, in the prefix-caching what-if
-VARIED_REQUESTS = 400  # simulated where requests differ: enough for short and long ones
+HIT_SHARE = 0.5  # share of prompts that are cached in the prefix-caching what-if
+VARIED_REQUESTS = 400  # minimum to simulate if requests differ in length
 
 
 @dataclass(frozen=True)
 class LoadResult:
-    """A load and what it gives. met_share: requests that meet the service level; goodput_per_s: those, per second."""
+    """A load and its result. met_share: share of requests within the service level; goodput_per_s: those per second."""
 
     concurrency: int | None
     rate_per_s: float
@@ -37,7 +37,7 @@ class LoadResult:
 
 
 def met_share(result: Result, slo: Slo) -> float:
-    """Share of requests within every limit that the service level sets."""
+    """Share of requests within all limits of the service level."""
     if not result.requests:
         return 0.0
     met = 0
@@ -55,12 +55,12 @@ def longest(prompt_tokens: int, output_tokens: int, workload: Workload | None) -
 
 
 def carry(f: Forecaster, spec: PointSpec, slo: Slo, price_per_hour: float, hit_share: float = 0.0) -> LoadResult:
-    """One load on a calibrated server: how much of it meets the service level, and what a million tokens cost."""
+    """The result of one load on a calibrated server. price_per_hour: of the server; hit_share: of prompts cached."""
     scenario = Scenario(f.server, spec, f.load, hit_share)
     c = spec.concurrency or 40
     least = 200 if spec.workload is None else VARIED_REQUESTS
     result = scenario.simulate(f.best, f.seed, whole_rounds(max(least, 3 * c), spec.concurrency))
-    outcome, met = scenario.summarize(result), met_share(result, slo)  # of several groups the largest speaks for all
+    outcome, met = scenario.summarize(result), met_share(result, slo)  # only the largest group is simulated
     tokens = outcome.output_tok_per_s
     cost = price_per_hour / 3600 / tokens * 1e6 if price_per_hour and tokens > 0 else None
     rate = outcome.request_rate_per_s
@@ -76,8 +76,8 @@ def largest_concurrency(
     hit_share: float = 0.0,
     workload: Workload | None = None,
 ) -> LoadResult | None:
-    """The largest closed-loop C of which 90 % of requests meet the service level (doubling, then bisection); None: not
-    even one client's do, or the server cannot serve such a request."""
+    """The largest closed-loop C at which 90 % of requests meet the service level (by doubling, then bisection). None if
+    C = 1 does not meet it, or if the server cannot serve such a request."""
     if f.server.refuses(*longest(prompt_tokens, output_tokens, workload)):
         return None
 
@@ -91,12 +91,14 @@ def largest_concurrency(
     if best is None:
         return None
     low = high // 2
-    # to one client, and to 3 % of many
+    # exact for few clients, to 3 % for many
     return _between(best, low, high, at, halve=lambda a, b: (a + b) // 2, close=lambda a: max(1, a // 32))
 
 
 def _between(best: LoadResult, low: Any, high: Any, at: Any, *, halve: Any, close: Any) -> LoadResult:
-    """Bisect between a load that is carried and one that is not, until they are as close as `close` asks."""
+    """The largest load that is carried, by bisection between `low` (carried) and `high` (not carried).
+
+    halve(low, high): the load between. close(low): largest distance at which the search ends."""
     while high - low > close(low):
         middle = halve(low, high)
         found = at(middle)
@@ -116,11 +118,11 @@ def largest_rate(
     hit_share: float = 0.0,
     workload: Workload | None = None,
 ) -> LoadResult | None:
-    """The largest Poisson rate of which 90 % of requests meet the service level, to 2 % of capacity; None as above,
-    and for conversations."""
+    """The largest Poisson rate at which 90 % of requests meet the service level, to 2 % of capacity. None as in
+    largest_concurrency, and for conversations."""
     like = PointSpec("capacity", f.server.name, "", "concurrency", prompt_tokens, output_tokens, workload=workload)
-    talks = workload is not None and workload.turns > 1  # which wait for their answers
-    refused = talks or f.server.refuses(*longest(prompt_tokens, output_tokens, workload))
+    conversations = workload is not None and workload.turns > 1  # a turn waits for the answer to the one before
+    refused = conversations or f.server.refuses(*longest(prompt_tokens, output_tokens, workload))
     capacity = None if refused else f.capacity(prompt_tokens, output_tokens, like)
     if capacity is None:
         return None
@@ -149,12 +151,11 @@ def capacity(
     other_gpus: Sequence[tuple[Gpu, float]] = (),
     workload: Workload | None = None,
 ) -> list[dict[str, Any]]:
-    """For every engine what it carries under the service level (default: the run's), and for vLLM what would change it.
+    """The capacity of every engine under the service level (default: the run's), and for vLLM under what-if changes.
 
-    other_gpus: (gpu, price per hour). workload: what requests look like, where they are not all alike; prompt_tokens
-    and output_tokens are then its means. Rows: {engine, case, gpu, fits, note, by_concurrency, by_rate} with
-    `LoadResult` as dicts. A what-if keeps the calibrated constants, which are shares of datasheet figures; another GPU
-    takes its own priors.
+    other_gpus: (gpu, price per hour). workload: for requests that differ; prompt_tokens and output_tokens are then its
+    means. Rows: {engine, case, gpu, fits, note, by_concurrency, by_rate} with `LoadResult` as dicts. A what-if keeps
+    the calibrated constants, which are fractions of datasheet figures. Another GPU uses its own priors.
     """
     level, price = slo or params.slo, params.hardware.price_per_hour
     rows = []
@@ -165,12 +166,12 @@ def capacity(
         cases: list[tuple[str, Forecaster, float, float]] = [("as it is", base, price, 0.0)]
         if isinstance(engine, VllmEngine):
             cases += [(case, f, price, 0.0) for case, f in _what_ifs(base, shape)]
-            if workload is None:  # one says itself what prompts share
+            if workload is None:  # a workload defines what its prompts share
                 cases.append((f"{HIT_SHARE:.0%} of prompts cached", base, price, HIT_SHARE))
         for other, cost in other_gpus:
             try:
                 cases.append((other.name, forecaster(params, name, shape, other, samples=2), cost, 0.0))
-            except ServebookError as error:  # no bfloat16 there
+            except ServebookError as error:  # for example, no bfloat16 on this GPU
                 rows.append(_row(name, other.name, other, f"does not fit: {error.line()}", None, None))
         for case, f, cost, hits in cases:
             note = f.server.refuses(*longest(prompt_tokens, output_tokens, workload))
@@ -178,7 +179,7 @@ def capacity(
             by_rate = largest_rate(f, prompt_tokens, output_tokens, level, cost, hits, workload)
             row = _row(name, case, f.server.gpu, note, by_c, by_rate)
             if note is None and by_c is None:
-                row["note"] = "one client alone misses the service level"
+                row["note"] = "C = 1 already misses the service level"
             rows.append(row)
     return rows
 
@@ -194,7 +195,7 @@ def _row(
 
 
 def _what_ifs(base: Forecaster, shape: ModelShape) -> list[tuple[str, Forecaster]]:
-    """fp8 weights, fp8 KV cache, half and double token budget: on the calibrated server."""
+    """[(case, calibrated server with that change)]: fp8 weights, fp8 KV cache, half and double token budget."""
     config, s = base.server.config, base.server
     out = []
     if shape.weight_bits > 8:

@@ -1,9 +1,10 @@
-"""Which set-up meets a service level at a load for the least money: a search over set-ups and numbers of replicas.
+"""Finds the cheapest set-up that meets a service level at a load, by searching over set-ups and numbers of replicas.
 
-Three looks, each at fewer set-ups. A closed form (steady_state) of all that fit: how many replicas, what they cost. One
-simulation of each that this does not put far behind, with the number of replicas turned until the level is met. Of the
-cheapest a simulation for each of several draws of the constants, which give the probability that the level is met. The
-answer is the cheapest whose probability reaches the confidence asked for; at one cost the most probable.
+Three stages, each on fewer set-ups. First, a closed form (steady_state) for all that fit gives the number of replicas
+and the cost. Second, each set-up that may still be among the cheapest is simulated once, with more or fewer replicas
+until it meets the level with the fewest. Third, the cheapest are simulated once per draw of the constants, which gives
+the probability of meeting the level. The answer is the cheapest set-up whose probability reaches the requested
+confidence; at equal cost, the most probable one.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from .choice_search import Candidate, Search
 from .set_ups import PricedGpu, SetUp, Workshop, set_ups
 from .target_load import Limits, Target, Trial
 
-COARSE_MOST = 360  # set-ups that are simulated once
+COARSE_MOST = 360  # maximum number of set-ups that are simulated once
 REACH = 1.6  # a set-up whose cost by the closed form is more than this times the cheapest's is not simulated
-KINDS = 6  # rivals that are named
+KINDS = 6  # maximum number of rivals in the answer
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The answer. rivals: the best of each other kind of set-up, nearest first; dropped: why set-ups do not fit, with
-    how many each reason took."""
+    """The answer. rivals: the best of each other kind of set-up, cheapest first. dropped: {why set-ups do not fit:
+    number of them}. judged: number of set-ups that were simulated with draws of the constants."""
 
     chosen: Candidate
     rivals: tuple[Candidate, ...]
@@ -63,16 +64,16 @@ def choose(
     space: SearchSpace | None = None,
     calibrated: Mapping[tuple[Any, ...], Calibration] | None = None,
 ) -> Choice:
-    """Search the set-ups of a run for the cheapest that meets its slo at its target load.
+    """The cheapest set-up that meets the run's slo at its target load. Deterministic for a given load.seed.
 
-    shapes: the model by (quantization, KV cache type). calibrated: constants learned on a kind of set-up (SetUp.kind).
-    The same answer for the same seed (load.seed). Raises ServebookError, one line, for a run without a level or a
-    target, a model that no card holds, and a level that nothing meets, with the nearest.
+    shapes: {(quantization, KV cache type): model}. calibrated: {kind of set-up (SetUp.kind): fitted constants}. Raises
+    ServebookError for a run without a service level or a target, for a model that no card holds, and for a level that
+    no set-up meets (it names the nearest one).
     """
     limits = params.slo.limits
     if not limits:
         raise ServebookError("no service level is given", f"{where}, slo", "Set slo: {ttft_s: 0.5, tpot_s: 0.05}")
-    _refuse_turned(params, where)
+    _reject_searched_flags(params, where)
     target, space = Target.of(params, where), space or params.choose or SearchSpace()
     load = params.load.model_copy(update={"max_seconds": 1e6})
     search = Search(Workshop(params, shapes, load, calibrated or {}), space, target, limits, where)
@@ -84,7 +85,7 @@ def choose(
     every = list(set_ups(params, space, cards, plain, longest, target.repeats))
     found = search.fitting(every)
     for c in found:
-        search.first_look(c)
+        search.estimate_replicas(c)
     _simulate(search, found)
     met = [c for c in found if c.replicas is not None and c.trial is not None and c.trial.worst <= 1]
     if not met:
@@ -99,33 +100,34 @@ def choose(
     )  # fmt: skip
 
 
-def _refuse_turned(params: RunParams, where: str) -> None:
-    """vLLM's own flags come last on its command line, and win: they must not set what is searched."""
+def _reject_searched_flags(params: RunParams, where: str) -> None:
+    """Raises ServebookError if extra_args sets what is searched: on vLLM's command line they override the set-up."""
     for engine_name, engine in params.engines.items():
         if not isinstance(engine, VllmEngine):
             continue
         for flag, _ in server_flags.pairs(engine.extra_args):
-            if flag in server_flags.TURNED:
-                fix = "Leave it out, and say under choose: what may be tried"
+            if flag in server_flags.SEARCHED:
+                fix = "Remove it, and list the values to search under choose:"
                 raise ServebookError(
-                    f"{flag} is what the search turns", f"{where}, engines.{engine_name}.extra_args", fix
+                    f"the search itself sets {flag}", f"{where}, engines.{engine_name}.extra_args", fix
                 )
 
 
 def _simulate(search: Search, found: Sequence[Candidate]) -> None:
-    """The second look, cheapest first, as far as a set-up may still win or be a near rival."""
+    """The second stage: simulate set-ups, cheapest first, until the rest cost too much to win or to be a rival."""
     queue = sorted((c for c in found if c.replicas is not None), key=Search._order)
     best = math.inf
     for c in queue[:COARSE_MOST]:
         if c.cost_per_hour > REACH * best:
             break
-        search.second_look(c)
+        search.simulate_once(c)
         if c.replicas is not None:
             best = min(best, c.cost_per_hour)
 
 
 def _rivals(search: Search, best: Candidate, met: Sequence[Candidate]) -> tuple[list[Candidate], int]:
-    """The best of every other kind, cheapest first, each judged; none that falls behind."""
+    """(the best of every other kind, cheapest first; how many were judged here). Leaves out set-ups that cannot keep
+    up with the load."""
     kinds: dict[Any, Candidate] = {}
     for c in sorted(met, key=Search._order):
         if c.set_up.kind != best.set_up.kind and not (c.judged is None and search.falls_behind(c, c.replicas or 1)):
@@ -135,12 +137,12 @@ def _rivals(search: Search, best: Candidate, met: Sequence[Candidate]) -> tuple[
     judged = 0
     for c in kinds.values():
         if c.judged is None or c.judged.replicas != c.replicas:
-            c.judged, judged = search.third_look(c, c.replicas or 1), judged + 1
+            c.judged, judged = search.simulate_draws(c, c.replicas or 1), judged + 1
     return [c for c in kinds.values() if c.judged is not None], judged
 
 
 def _nearest(search: Search, found: Sequence[Candidate]) -> tuple[Candidate, Trial | None]:
-    """The set-up that comes nearest, simulated on all the cards there may be where none was simulated."""
+    """The set-up nearest to the level, with its simulation (on all allowed cards if no set-up was simulated yet)."""
     tried = [(c, c.trial) for c in found if c.trial is not None]
     if tried:
         return min(tried, key=lambda pair: (pair[1].worst, pair[0].set_up.name))
@@ -149,27 +151,27 @@ def _nearest(search: Search, found: Sequence[Candidate]) -> tuple[Candidate, Tri
 
 
 def _distance(c: Candidate) -> tuple[float, float, str]:
-    """How far a set-up is off by the closed form: first how much of the load it leaves, then how slow it is."""
+    """Sort key for how far a set-up misses the level by the closed form: first its utilization, then its TPOT."""
     e = c.estimate
     return (max(e.utilization, 1.0), e.tpot_s, c.set_up.name) if e else (math.inf, math.inf, c.set_up.name)
 
 
 def _nothing_meets(search: Search, found: Sequence[Candidate]) -> ServebookError:
-    """One line: nothing meets the level, the set-up that comes nearest, and what it lacks."""
+    """The error that no set-up meets the level; it names the nearest one and the limits that it misses."""
     near, trial = _nearest(search, found)
     replicas = trial.replicas if trial else max(1, search.most_replicas(near))
     lacks = [
-        f"{name(m)} p{p:g} {trial.values[m]:.3g} s of {limit:g} s"
+        f"{name(m)} p{p:g} is {trial.values[m]:.3g} s, limit {limit:g} s"
         for m, (limit, p) in search.limits.items() if trial and 1 < trial.ratios[m] < math.inf
     ]  # fmt: skip
     rate = search.target.rate_per_s
     if rate and (most := search.carries_per_s(near, replicas)) < rate:
-        lacks = [f"it serves {most:.3g} of {rate:g} requests/s"]  # latencies then grow for as long as one looks
+        lacks = [f"it serves {most:.3g} of {rate:g} requests/s"]  # its latencies grow with the length of the run
     cards = replicas * near.set_up.gpus
     what = f"no set-up meets the service level; the nearest is {replicas_of(replicas, near.set_up)}"
-    fix = "Relax that limit, lower the target load, or allow more with --max-gpus or --gpu"
+    fix = "Relax that limit, lower the target load, or allow more GPUs (--max-gpus) or other cards (--gpu)"
     return ServebookError(
-        f"{what} on {cards} GPUs: {', '.join(lacks) or 'it falls behind'}", f"{search.where}, slo", fix
+        f"{what} on {cards} GPUs: {', '.join(lacks) or 'it cannot keep up'}", f"{search.where}, slo", fix
     )
 
 
@@ -177,24 +179,24 @@ def _too_unsure(search: Search, best: Candidate) -> ServebookError:
     sure = best.judged.probability if best.judged else 0.0
     what = (
         f"no set-up meets the service level with a probability of {search.space.confidence:.0%}; the nearest, "
-        f"{replicas_of(best.replicas or 1, best.set_up)}, does with {percent(sure)}"
+        f"{replicas_of(best.replicas or 1, best.set_up)}, reaches {percent(sure)}"
     )
-    fix = "Lower choose.confidence, relax a limit, or allow more with --max-gpus or --gpu"
+    fix = "Lower choose.confidence, relax a limit, or allow more GPUs (--max-gpus) or other cards (--gpu)"
     return ServebookError(what, f"{search.where}, slo", fix)
 
 
 def replicas_of(count: int, s: SetUp) -> str:
-    """So many of a set-up, in words."""
+    """A number of replicas of a set-up, as text."""
     return f"{count} replica{'s' * (count > 1)} of {s.name}"
 
 
 def percent(probability: float) -> str:
-    """A probability in words: nothing predicted is certain."""
+    """A probability as text; never 0 or 100 %, since predictions are not certain."""
     if probability > 0.99:
         return "over 99%"
     return "under 1%" if probability < 0.01 else f"{probability:.0%}"
 
 
 def name(latency: str) -> str:
-    """A latency as people write it."""
+    """A latency's display name."""
     return {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "end to end"}[latency]

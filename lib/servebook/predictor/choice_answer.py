@@ -1,4 +1,4 @@
-"""What a choice comes with: what binds it, how much room it has, what would make a rival win; as plain data."""
+"""The details of a choice: its bottleneck, its headroom, what would make each rival win; as plain data."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from .choice import Choice, name
 from .choice_search import Candidate
 from .target_load import Target, attempt
 
-ROOM_MOST, ROOM_STEPS = 8.0, 6  # times the target load that are looked at, and bisections between
+ROOM_MOST, ROOM_STEPS = 8.0, 6  # largest multiple of the target load to try, and number of bisections
 HEADROOM_REQUESTS = 300
-# what a card, a host or a link with more of it would shorten, by the regimes of explain's causes
+# {regime of a cause in explain.py: the resource that bounds it}
 BOUND_BY = {"memory": "bandwidth", "compute": "compute", "mixed step": "compute", "host": "host", "links": "link"}
-KV_FULL = 0.85  # of the pool, from which it is what keeps requests waiting
+KV_FULL = 0.85  # fraction of the KV pool in use above which the pool is the bottleneck
 
 
 @dataclass(frozen=True)
 class Binding:
-    """What most of the time at the tightest limit goes to. shares: of that time; kv_share: of the KV pool in use."""
+    """The bottleneck. latency: the one with the tightest limit; by: the resource that takes most of its time; shares:
+    {resource: share of that time}; kv_share: share of the KV pool in use."""
 
     latency: str
     by: str
@@ -30,13 +31,13 @@ class Binding:
     kv_share: float
 
     def says(self) -> str:
-        """In words."""
-        told = ", ".join(f"{what} {share:.0%}" for what, share in sorted(self.shares.items(), key=lambda p: -p[1]))
-        return f"{self.by} ({name(self.latency)}: {told}; KV pool {self.kv_share:.0%} in use)"
+        """The bottleneck as text."""
+        parts = ", ".join(f"{what} {share:.0%}" for what, share in sorted(self.shares.items(), key=lambda p: -p[1]))
+        return f"{self.by} ({name(self.latency)}: {parts}; KV pool {self.kv_share:.0%} in use)"
 
 
 def binding(choice: Choice, c: Candidate) -> Binding:
-    """Simulated once more, with its steps kept."""
+    """The bottleneck of a set-up, from one more simulation with its steps logged."""
     assert c.replicas is not None and c.estimate is not None
     load = choice.workshop.load.model_copy(update={"warmup_requests": max(10, round(c.estimate.running))})
     scenario = choice.target.scenario(c.server, c.replicas, load, HEADROOM_REQUESTS)
@@ -56,18 +57,18 @@ def binding(choice: Choice, c: Candidate) -> Binding:
     by = max(shares, key=lambda what: shares[what]) if shares else "host"
     if kv > KV_FULL or result.preemptions:
         by = "KV"
-    elif by == "queue":  # requests queue for what the running ones wait for
+    elif by == "queue":  # the bottleneck of the running requests causes the queue
         rest = {what: share for what, share in shares.items() if what != "queue"}
         by = max(rest, key=lambda what: rest[what]) if rest else "host"
     return Binding(tightest, by, shares, min(kv, 1.0))
 
 
 def room(choice: Choice, c: Candidate) -> float:
-    """How many times the target load the same cards carry within the level, with the most probable constants; to a few
-    percent, and at most ROOM_MOST."""
+    """The largest multiple of the target load that the same cards carry within the level, with the most probable
+    constants; to a few percent, at most ROOM_MOST."""
     low, high = 1.0, ROOM_MOST
     if not _carries(choice, c, choice.target):
-        return 1.0  # the simulated middle of the draws meets it, the most probable constants just miss it
+        return 1.0  # the draws of the constants meet it on average, the most probable constants just miss it
     for _ in range(ROOM_STEPS):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if _carries(choice, c, choice.target.times(middle)) else (low, middle)
@@ -90,34 +91,34 @@ def _carries(choice: Choice, c: Candidate, target: Target) -> bool:
 
 
 def wins_if(choice: Choice, c: Candidate, own_room: float) -> str:
-    """What would make a rival the choice. own_room: the choice's."""
-    best, said = choice.chosen, []
+    """What would have to change for a rival to win, as text. own_room: the room of the chosen set-up."""
+    best, changes = choice.chosen, []
     if c.cost_per_hour > best.cost_per_hour * (1 + 1e-9):
         price = best.cost_per_hour / max(c.cards, 1)
         change = price / c.set_up.card.price_per_hour - 1
-        said.append(f"{c.set_up.gpu.name} below {price:.2f} {choice.currency}/h a card ({change:+.0%})")
+        changes.append(f"{c.set_up.gpu.name} below {price:.2f} {choice.currency}/h a card ({change:+.0%})")
     if c.judged and c.judged.probability < choice.space.confidence:
         tight = c.judged.tightest
         limit, percentile = choice.limits[tight]
         reach = c.judged.values[tight]["high"]
         if reach > limit:
-            said.append(f"a {name(tight)} p{percentile:g} limit of {reach:.3g} s instead of {limit:g} s")
+            changes.append(f"a {name(tight)} p{percentile:g} limit of {reach:.3g} s instead of {limit:g} s")
         else:
-            said.append(f"a confidence of {c.judged.probability:.0%}")
-    if not said:
+            changes.append(f"a confidence of {c.judged.probability:.0%}")
+    if not changes:
         theirs = room(choice, c)
         if theirs > own_room * 1.02:
-            said.append(
+            changes.append(
                 f"a load more than {own_room - 1:.0%} above the target: it carries {theirs - 1:.0%} more at this cost"
             )
         else:
-            said.append(f"nothing but other prices: it costs the same and carries {theirs - 1:.0%} more load")
-    return " and ".join(said)
+            changes.append(f"other prices only: it costs the same and carries {theirs - 1:.0%} more load")
+    return " and ".join(changes)
 
 
 def answer(choice: Choice) -> dict[str, Any]:
-    """The whole answer as JSON: target, level, chosen with room and what binds, rivals, every set-up that was
-    simulated, what was dropped and why."""
+    """The whole answer as JSON: target, level, the chosen set-up with its room and bottleneck, rivals, all simulated
+    set-ups, and counts of those dropped by reason."""
     best = choice.chosen
     own_room = room(choice, best)
     return {
@@ -136,13 +137,13 @@ def answer(choice: Choice) -> dict[str, Any]:
 
 
 def reasons(dropped: Mapping[str, int]) -> list[tuple[str, list[str], int]]:
-    """(why set-ups do not fit, on which cards, how many), the commonest first. dropped: as Choice.dropped, whose
-    reasons begin with the card where they do not name it."""
+    """[(why set-ups do not fit, on which cards, how many)], most common first. dropped: as Choice.dropped, whose
+    reasons have the form "card: reason"."""
     found: dict[str, tuple[list[str], int]] = {}
-    for said, count in dropped.items():
-        card, colon, reason = said.partition(": ")
+    for key, count in dropped.items():
+        card, colon, reason = key.partition(": ")
         if not colon or card not in catalog():
-            card, reason = "", said
+            card, reason = "", key
         cards, total = found.get(reason, ([], 0))
         found[reason] = ([*cards, card] if card else cards, total + count)
     return sorted(((r, cards, n) for r, (cards, n) in found.items()), key=lambda row: -row[2])
@@ -154,7 +155,7 @@ def _binds(choice: Choice, c: Candidate) -> dict[str, Any]:
 
 
 def row(choice: Choice, c: Candidate) -> dict[str, Any]:
-    """One set-up at the target load."""
+    """One set-up at the target load, as JSON."""
     trial, judged = c.trial, c.judged
     tokens = trial.output_tok_per_s if trial else None
     cards = c.cards or (trial.replicas * c.set_up.gpus if trial else 0)

@@ -1,6 +1,6 @@
-"""The looks of a search for a set-up: the closed form, one simulation, simulations with draws of the constants.
+"""The three stages of a search for a set-up: the closed form, one simulation, simulations with draws of the constants.
 
-Each look is at fewer set-ups than the one before; choice.choose walks them.
+Each stage keeps fewer set-ups than the one before. choice.choose runs them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from .steady_state import Lengths, Steady, closed, lone, steady
 from .steptime import VllmTimes
 from .target_load import Judged, Limits, Target, Trial, attempt, judge
 
-COARSE_REQUESTS, FINE_REQUESTS = 150, 300  # of one group, to measure in a simulation
-DRAWS = 12  # of the constants, for a probability
-FINE_MOST = 14  # set-ups that are simulated with draws
-SLACK = 1.25  # by which the closed form may be over a limit and the set-up still be simulated
-MOST_TRIALS = 4  # numbers of replicas that one set-up is simulated with
-FULL = 0.97  # of what a server can serve by the closed form, beyond which it is taken to fall behind
-BUSY = 0.75  # from here on the simulated capacity is asked whether it does
+COARSE_REQUESTS, FINE_REQUESTS = 150, 300  # minimum of measured requests per simulation of one group
+DRAWS = 12  # draws of the constants per probability
+FINE_MOST = 14  # maximum number of set-ups simulated with draws
+SLACK = 1.25  # a set-up is simulated only if the closed form is within this factor of every limit
+MOST_TRIALS = 4  # maximum numbers of replicas to simulate per set-up
+FULL = 0.97  # utilization above which a server is assumed not to keep up
+BUSY = 0.75  # utilization by the closed form above which the simulated capacity decides instead
 
 
 @dataclass
 class Candidate:
-    """A set-up that fits, with what each look found. replicas: that it takes; None: it misses the level whatever their
-    number, or there are too few cards."""
+    """A set-up that fits, with the result of each stage. replicas: number needed; None: it misses the level with any
+    number, or needs more cards than allowed."""
 
     set_up: SetUp
     server: PredictedServer
@@ -53,7 +53,7 @@ class Candidate:
         return self.cards * self.set_up.card.price_per_hour if self.replicas else math.inf
 
     def cost_per_million(self, trial: Trial | None) -> float | None:
-        """Of a million output tokens at the target load."""
+        """Cost of a million output tokens at the target load."""
         if trial is None or not trial.output_tok_per_s:
             return None
         return self.cost_per_hour / 3600 / trial.output_tok_per_s * 1e6
@@ -61,7 +61,7 @@ class Candidate:
 
 @dataclass
 class Search:
-    """One search. where: the parameter file, for messages."""
+    """One search. where: the parameter file, for error messages."""
 
     workshop: Workshop
     space: SearchSpace
@@ -80,7 +80,8 @@ class Search:
     # --- what fits --------------------------------------------------------------------------------------------------
 
     def fitting(self, all_set_ups: Sequence[SetUp]) -> list[Candidate]:
-        """Those that hold the model and its requests. Raises ServebookError, with the commonest reason, for none."""
+        """The set-ups that hold the model and its requests. Raises ServebookError with the most common reason if there
+        is none."""
         found = []
         for s in all_set_ups:
             server, reason = self.workshop.why_not(s, *self.target.longest())
@@ -96,25 +97,25 @@ class Search:
             raise ServebookError(f"no card holds the model and its requests ({reason})", self.where, fix)
         return found
 
-    # --- first look -------------------------------------------------------------------------------------------------
+    # --- first stage: closed form -----------------------------------------------------------------------------------
 
     def most_replicas(self, c: Candidate) -> int:
         return self.space.max_gpus // c.set_up.gpus
 
     def estimated(self, c: Candidate, replicas: int) -> Steady:
-        """The closed form of one group's share of the load."""
+        """The closed form for one group with its share of the load."""
         groups = replicas * c.server.layout.groups
         if self.target.users is not None:
             return closed(c.server, c.times, self.at, self.target.users / groups)
         return steady(c.server, c.times, self.at, (self.target.mean_rate_per_s() or 0.0) / groups)
 
-    def first_look(self, c: Candidate) -> None:
-        """The least number of replicas that may do by the closed form."""
+    def estimate_replicas(self, c: Candidate) -> None:
+        """Set the smallest number of replicas that may meet the level by the closed form, or why none does."""
         alone = lone(c.times, self.at)
         limit = self.limits.get("tpot_s", (math.inf, 0))[0]
         most = self.most_replicas(c)
         if alone > SLACK * limit:
-            c.misses = f"a lone request's TPOT is {1e3 * alone:.1f} ms"
+            c.misses = f"TPOT is {1e3 * alone:.1f} ms even at C = 1"
             c.estimate = self.estimated(c, most)
             return
         low, high = 0, most
@@ -133,10 +134,10 @@ class Search:
         values = {"ttft_s": found.ttft_s, "tpot_s": found.tpot_s, "e2e_s": e2e}
         return all(values[m] <= SLACK * limit for m, (limit, _) in self.limits.items())
 
-    # --- second look ------------------------------------------------------------------------------------------------
+    # --- second stage: one simulation -------------------------------------------------------------------------------
 
-    def second_look(self, c: Candidate) -> None:
-        """Simulated once, with one replica more or less until the level is met by the fewest."""
+    def simulate_once(self, c: Candidate) -> None:
+        """Simulate a set-up with more or fewer replicas until the smallest number that meets the level is known."""
         tried: dict[int, Trial] = {}
         n = c.replicas
         while n is not None and len(tried) < MOST_TRIALS:
@@ -156,7 +157,7 @@ class Search:
 
     @staticmethod
     def _next(n: int, tried: Mapping[int, Trial], most: int) -> int | None:
-        """The number of replicas to try after n; None where the least is known."""
+        """The number of replicas to try after n; None when the smallest is known or none is left."""
         worst = tried[n].worst
         if worst <= 1:
             fewer = n - 1
@@ -167,7 +168,7 @@ class Search:
         return more if more > n and more not in tried else None
 
     def attempted(self, c: Candidate, replicas: int) -> Trial | None:
-        """One simulation of so many replicas; None where a request does not fit."""
+        """The result of one simulation with `replicas` replicas; None if a request does not fit into the KV pool."""
         self.simulated += 1
         estimate = self.estimated(c, replicas)
         requests = max(COARSE_REQUESTS, min(4 * COARSE_REQUESTS, round(estimate.running)))
@@ -176,10 +177,10 @@ class Search:
             requests=requests,
         )  # fmt: skip
 
-    # --- third look -------------------------------------------------------------------------------------------------
+    # --- third stage: simulations with draws of the constants -------------------------------------------------------
 
-    def third_look(self, c: Candidate, replicas: int) -> Judged | None:
-        """Simulated with draws of the constants; None where it falls behind."""
+    def simulate_draws(self, c: Candidate, replicas: int) -> Judged | None:
+        """The result of simulations with draws of the constants; None if the set-up cannot keep up with the load."""
         if self.falls_behind(c, replicas):
             return None
         estimate = self.estimated(c, replicas)
@@ -188,22 +189,24 @@ class Search:
         return judge(f, self.target, replicas, self.limits, running=estimate.running, requests=requests)
 
     def falls_behind(self, c: Candidate, replicas: int) -> bool:
-        """Whether more arrives than it serves, by the simulated capacity where the closed form is near it."""
+        """Whether the arrival rate exceeds the capacity; near saturation the capacity is simulated."""
         rate = self.target.rate_per_s
         if rate is None or self.estimated(c, replicas).utilization < BUSY:
             return False
         return rate > FULL * self.carries_per_s(c, replicas)
 
     def carries_per_s(self, c: Candidate, replicas: int) -> float:
-        """Requests/s that so many replicas serve at most, simulated."""
+        """Maximum requests/s of `replicas` replicas, simulated."""
         scenario = self.target.scenario(c.server, replicas, self.load, COARSE_REQUESTS)
         tokens = self.target.prompt_tokens, self.target.output_tokens
         return replicas * capacity_per_s(c.server, c.times, *tokens, most=128, like=scenario.spec)
 
     def best(self, ranked: Sequence[Candidate]) -> tuple[Candidate, int]:
-        """(the cheapest that reaches the confidence, else the most probable; how many were judged). Cost by cost; at
-        each the one with the most room of every kind, the model's own precisions first. One that does not reach it is
-        tried again with a replica more."""
+        """(the cheapest set-up that reaches the confidence, else the most probable; how many were judged).
+
+        Goes through the costs in ascending order. At each cost it takes the set-up with the most room of each kind,
+        those with the model's own precisions first. One that does not reach the confidence is tried again with one
+        replica more."""
         waiting, looked = list(ranked), 0
         while waiting and looked < FINE_MOST:
             cost = min(c.cost_per_hour for c in waiting)
@@ -216,7 +219,7 @@ class Search:
                 if looked >= FINE_MOST or (reached and _changes(c.set_up) > _changes(reached[0].set_up)):
                     break
                 assert c.replicas is not None
-                c.judged, looked = self.third_look(c, c.replicas), looked + 1
+                c.judged, looked = self.simulate_draws(c, c.replicas), looked + 1
                 if c.judged is not None and c.judged.probability >= self.space.confidence:
                     reached.append(c)
             if reached:
@@ -228,7 +231,7 @@ class Search:
         return (max(seen, key=lambda c: c.judged.probability if c.judged else 0) if seen else ranked[0]), looked
 
     def _one_more(self, c: Candidate) -> bool:
-        """A replica more, where there are the cards for it."""
+        """Add a replica if enough cards are allowed; return whether it was added."""
         if c.replicas is None or c.replicas >= self.most_replicas(c):
             return False
         c.replicas += 1
@@ -241,5 +244,5 @@ class Search:
 
 
 def _changes(s: SetUp) -> int:
-    """Precisions that are not the model's own."""
+    """Number of precisions (weights, KV cache) that differ from the model's own."""
     return (s.quantization is not None) + (s.kv_cache_dtype != "auto")

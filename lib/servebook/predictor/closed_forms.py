@@ -1,4 +1,4 @@
-"""The posts' formulas (roofline) filled in with a run's own model, hardware and points: the notebooks' tables."""
+"""The posts' formulas (roofline.py) applied to a run's model, hardware and points, as tables for the notebooks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .parallel import Layout
 if TYPE_CHECKING:
     import pandas as pd
 
-STAGE = "closed-form"  # scored as a stage of its own: what predicting without a scheduler comes to
+STAGE = "closed-form"  # scored as a separate stage, to show what a prediction without a scheduler achieves
 
 
 def workloads(params: RunParams) -> list[tuple[int, int]]:
@@ -29,7 +29,7 @@ def workloads(params: RunParams) -> list[tuple[int, int]]:
 
 
 def shape_table(shape: ModelShape) -> pd.DataFrame:
-    """The numbers of config.json that decide speed, and the bytes and FLOPs that follow from them alone."""
+    """The numbers in config.json that determine speed, and the bytes and FLOPs computed from them."""
     import pandas as pd
 
     rows: list[tuple[str, Any, str, str]] = [
@@ -41,17 +41,17 @@ def shape_table(shape: ModelShape) -> pd.DataFrame:
             "config.json",
         ),
         ("vocabulary", f"{shape.vocab:,}", "tied" if shape.tied_embeddings else "untied", "config.json"),
-        ("parameters", f"{shape.parameters:,}", "", "every matrix, bias and norm counted"),
-        ("weights in memory", f"{shape.weight_bytes / 1e9:.3f}", "GB", "all parameters at their width"),
+        ("parameters", f"{shape.parameters:,}", "", "all matrices, biases and norms"),
+        ("weights in memory", f"{shape.weight_bytes / 1e9:.3f}", "GB", "all parameters in their dtype"),
         (
             "weights read per decode step",
             f"{shape.decode_weight_bytes / 1e9:.3f}",
             "GB",
-            "all but the embedding table, a lookup",
+            "all except the embedding table",
         ),
         ("KV cache", f"{shape.kv_bytes_per_token:,}", "bytes/token", "2 · layers · KV heads · head_dim · bytes"),
         ("linear FLOPs", f"{shape.linear_flops_per_token:,}", "FLOP/token", "2·m·n of every layer matrix"),
-        ("LM head FLOPs", f"{shape.lm_head_flops:,}", "FLOP", "2 · hidden · vocabulary, where logits are wanted"),
+        ("LM head FLOPs", f"{shape.lm_head_flops:,}", "FLOP", "2 · hidden · vocabulary, per sampled token"),
         (
             "attention FLOPs",
             f"{shape.attention_flops_per_context_token:,}",
@@ -89,8 +89,8 @@ def step_table(shape: ModelShape, gpu: Gpu, params: RunParams) -> pd.DataFrame:
 
 
 def pool_table(shape: ModelShape, gpu: Gpu, params: RunParams) -> pd.DataFrame:
-    """KV pool of each batching engine, of one replica where there are several: GiB a GPU, tokens, and how many
-    sequences of each workload fit it at once."""
+    """KV pool of each batching engine (of one replica if there are several): GiB per GPU, tokens, and the number of
+    sequences of each workload that fit at once."""
     import pandas as pd
 
     rows = []
@@ -120,7 +120,7 @@ def pool_table(shape: ModelShape, gpu: Gpu, params: RunParams) -> pd.DataFrame:
 
 
 def inconsistency_table() -> pd.DataFrame:
-    """Where a post disagrees with itself: both values, the one used here, and why."""
+    """Inconsistencies within a post: both values, the one used here, and why."""
     import pandas as pd
 
     return pd.DataFrame([vars(i) for i in roofline.post_inconsistencies()])
@@ -131,7 +131,7 @@ def effective_rates(
 ) -> pd.DataFrame:
     """Effective GB/s and TFLOP/s of every C = 1 point, with their share of the datasheet (post 2's calibration).
 
-    kinds: engine name → kind; the naive server is charged with moving its KV cache three times.
+    kinds: {engine name: kind}. The naive server moves its KV cache three times per step.
     """
     import pandas as pd
 
@@ -165,17 +165,17 @@ def baseline_points(
     rates: Mapping[str, roofline.Rates],
     facts: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[PredictedPoint]:
-    """Post 2's closed form for every concurrency point, as predicted points: the baseline that is scored beside ours.
+    """Post 2's closed form for every concurrency point, as predicted points: the baseline to compare scores with.
 
-    rates: engine → rates, from the datasheet before anything is measured, else from the engine's first C = 1 point.
+    rates: {engine: rates}, from the datasheet before anything is measured, else from the engine's first C = 1 point.
     """
     predicted: list[PredictedPoint] = []
     for sweep, s in params.sweeps.items():
         if s.kind != "concurrency":
             continue
         for engine, given in rates.items():
-            kind, told = params.engines[engine].kind, (facts or {}).get(engine, {})
-            budget = token_budget(params.engines[engine], told)
+            kind, known = params.engines[engine].kind, (facts or {}).get(engine, {})
+            budget = token_budget(params.engines[engine], known)
             for c in s.concurrency:
                 metrics = roofline.baseline(
                     shape,
@@ -185,7 +185,7 @@ def baseline_points(
                     output_tokens=s.tokens[1],
                     concurrency=c,
                     max_num_batched_tokens=budget,
-                    kv_tokens=told.get("kv_cache_tokens"),
+                    kv_tokens=known.get("kv_cache_tokens"),
                 )
                 predicted.append(
                     {
@@ -203,13 +203,13 @@ def baseline_points(
 
 
 def token_budget(engine: Engine, facts: Mapping[str, Any]) -> int:
-    """Tokens of a step: what the server reported, else what its parameters ask for, else post 1's 2,048."""
+    """Maximum tokens per step: as the server reported, else as in its parameters, else post 1's 2,048."""
     return facts.get("max_num_batched_tokens") or getattr(engine, "max_num_batched_tokens", None) or 2048
 
 
 def saturation_variants(shape: ModelShape, gpu: Gpu, prompt_tokens: int, output_tokens: int) -> pd.DataFrame:
-    """The write-up's curve over the weights that a decode step reads, with KV bytes at the prompt's length and at the
-    live context: K, half, ceiling."""
+    """The write-up's saturation curve with the weights that a decode step reads, for two context lengths (the prompt,
+    the live context): KV bytes per sequence, batch at half saturation, ceiling."""
     import pandas as pd
 
     contexts = {
@@ -230,7 +230,7 @@ def saturation_variants(shape: ModelShape, gpu: Gpu, prompt_tokens: int, output_
 
 
 def saturation_curve(shape: ModelShape, gpu: Gpu, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
-    """The live-context curve over batches up to twice its half-saturation, as charts.saturation takes it."""
+    """The live-context curve for batches up to twice the one at half saturation, in the form of charts.saturation."""
     kv = float(shape.kv_read_bytes(roofline.live_context_tokens(prompt_tokens, output_tokens)))
     weights = shape.decode_weight_bytes
     half = roofline.half_saturation_batch(weights, kv)
@@ -247,9 +247,9 @@ def saturation_curve(shape: ModelShape, gpu: Gpu, prompt_tokens: int, output_tok
 def measured_steps(
     shape: ModelShape, points: Iterable[MeasuredPoint], kinds: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Measured steps for the roofline plot: each engine's lone prefill (TTFT at C = 1) and its decode step at every C.
+    """Measured steps for the roofline plot: each engine's prefill at C = 1 (TTFT) and its decode step at every C.
 
-    A decode step's batch is decode tok/s × TPOT; its context the prompt and half of the output.
+    A decode step's batch is decode tok/s × TPOT. Its context is the prompt and half of the output.
     """
     steps = []
     for p in points:
@@ -271,7 +271,7 @@ def measured_steps(
         if p.kind == "concurrency" and p.decode_tok_per_s:
             naive = kinds.get(engine) == "naive"
             if naive and c != 1:
-                continue  # its step is the same at every concurrency
+                continue  # the naive server's step is the same at every C
             batch = max(1, round(p.decode_tok_per_s * p.tpot_mean_s))
             context = int(roofline.live_context_tokens(prompt, p.output_tokens))
             steps.append(

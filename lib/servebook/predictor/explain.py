@@ -1,4 +1,4 @@
-"""Why a predicted time is what it is: seconds by cause, which sum to it; the waterfall from what a roofline says."""
+"""Breakdown of a predicted time into seconds by cause, and a waterfall from the roofline bound to the prediction."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from .server_limits import Times
 from .simulation import LogEntry, Result
 from .steptime import NaiveTimes, VllmTimes
 
-PART_FLOOR_S = 1e-9  # below it a part is rounding
+PART_FLOOR_S = 1e-9  # a smaller part is a rounding error
 
 
 def breakdown(scenario: Scenario, times: Times, outcome: Outcome, result: Result) -> dict[Latency, Parts]:
-    """{"tpot_s": parts, "ttft_s": parts}; each sums to the outcome's mean. result: one of its seeds, with log=True."""
+    """{"tpot_s": parts, "ttft_s": parts}; each sums to the outcome's mean. result: of one seed, with log=True."""
     if isinstance(times, NaiveTimes):
         parts = _naive(scenario, times, result)
     else:
         parts = {"tpot_s": _per_token(times, result), "ttft_s": _first_token(times, result)}
     seed = scenario.summarize(result)
     for metric in ("tpot_s", "ttft_s"):
-        # the log and the requests differ at the edges of the window, and a late first event shortens what a client
-        # sees of the steps: such a rest is scaled away
-        # what two steps shared would make a part negative: a part is time spent, so it is none and the others hold it
+        # the log and the requests differ at the edges of the window, and a late first event shortens the part of the
+        # steps that a client observes: the parts are scaled to the mean. Overlapping steps can make a part negative:
+        # it is removed
         own = parts[metric] = {k: v for k, v in parts[metric].items() if v > PART_FLOOR_S}
         total, mean = getattr(seed, metric), getattr(outcome, metric)
         explained = sum(own.values())
@@ -37,8 +37,8 @@ def breakdown(scenario: Scenario, times: Times, outcome: Outcome, result: Result
 
 
 def _steps(times: VllmTimes, result: Result) -> Iterator[tuple[LogEntry, Parts]]:
-    """The steps with their seconds by cause. What a step takes beyond the GPU's time, at most what preparing and
-    launching it takes, is the host's launch: the rest of it the GPU hid with the step before."""
+    """The steps with their seconds by cause. Time beyond the GPU's counts as "launch", up to the host's time for
+    preparing and launching the step; the rest of that host time overlapped with the step before."""
     before = 0.0
     for e in result.log:
         parts = times.parts(e.decodes, e.kv_tokens, [c[1:] for c in e.chunks])
@@ -53,7 +53,7 @@ def _steps(times: VllmTimes, result: Result) -> Iterator[tuple[LogEntry, Parts]]
 
 
 def _per_token(times: VllmTimes, result: Result) -> Parts:
-    """An output token's seconds: the parts of the steps, each step counted once for every token that it decodes."""
+    """Seconds per output token by cause: the mean over the steps, weighted by their decoded tokens."""
     total: Parts = {}
     tokens = 0
     start, end = result.window
@@ -69,7 +69,7 @@ def _per_token(times: VllmTimes, result: Result) -> Parts:
 
 
 def _first_token(times: VllmTimes, result: Result) -> Parts:
-    """A first token's seconds: front end, queue, and the steps that computed its prompt (own share, others')."""
+    """Seconds to the first token by cause: front end, queue, and the steps that computed its prompt."""
     measured = {r.id for r in result.requests}
     if not measured:
         return {}
@@ -101,7 +101,8 @@ def _first_token(times: VllmTimes, result: Result) -> Parts:
             add("links_s", parts.get("links", 0.0))
             add("replicas_s", parts.get("replicas", 0.0))
             inside += sum(parts.values())
-    # between two chunks of a prompt others may hold the whole budget; a preempted prompt is computed twice
+    # time between scheduling and first token outside these steps also counts as queue: other prompts may take the whole
+    # token budget between two chunks, and a preempted prompt is computed twice
     late = sum(times.first_event(r.prompt_tokens) for r in result.requests)
     add("queue_s", sum(r.first_s - r.scheduled_s for r in result.requests) - inside - late)
     return {n: v / len(measured) for n, v in total.items()}
@@ -122,9 +123,10 @@ def _naive(scenario: Scenario, times: NaiveTimes, result: Result) -> dict[Latenc
 
 
 def waterfall(times: Times, parts: Parts) -> list[tuple[str, float]]:
-    """TPOT from "roofline says" to the prediction: [(label, seconds)], the first the start, summing to the prediction.
+    """TPOT from the roofline bound to the prediction: [(label, seconds)], which sum to the prediction.
 
-    The start is weights and KV over the datasheet's bandwidth; what the bandwidth reached costs beyond that follows.
+    The first entry is the time to read weights and KV at the datasheet's bandwidth. The second is the additional time
+    at the bandwidth that is reached.
     """
     known, share = times.constants, times.constants["bandwidth_share"]
     shares = {

@@ -1,4 +1,4 @@
-"""What a model needs and where it fits: its figures, its KV pool on a card, the fewest of each card that hold it."""
+"""A model's memory needs: its sizes, its KV pool on a GPU, and the smallest number of each GPU that holds it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..hardware.catalog import Gpu
 from ..model.shape import ModelShape
 from .server_limits import PredictedServer, server
 
-SIZES = (1, 2, 4, 8, 16)  # GPUs that a model is split over
+SIZES = (1, 2, 4, 8, 16)  # tensor-parallel sizes to try
 
 
 def figures(shape: ModelShape) -> dict[str, Any]:
-    """What a model is: counts and bytes, none of them of a card."""
+    """A model's counts and sizes, independent of the GPU."""
     return {
         "model": shape.name,
         "architecture": shape.family,
@@ -38,18 +38,18 @@ def figures(shape: ModelShape) -> dict[str, Any]:
 
 
 def on_card(shape: ModelShape, gpu: Gpu, gpus: int = 1, context: int | None = None, **settings: Any) -> PredictedServer:
-    """The server of a model split over so many of a card, at vLLM's defaults but for `settings` of its engine."""
+    """A server with tensor parallelism over `gpus` GPUs, with vLLM's defaults except for `settings`."""
     engine = VllmEngine(kind="vllm", tensor_parallel_size=gpus, max_model_len=context, **settings)
     return server("vllm", engine, shape, gpu)
 
 
 def fewest(shape: ModelShape, gpu: Gpu, context: int | None = None, **settings: Any) -> int | None:
-    """The fewest of a card that hold the weights and one request of the longest context; None above 16."""
+    """The smallest number of GPUs that holds the weights and one request of full context; None if above 16."""
     for n in SIZES:
         try:
             found = on_card(shape, gpu, n, context, **settings)
         except ServebookError:
-            continue  # it cannot be split over so many
+            continue  # the model cannot be split over n GPUs
         if found.problem is None and found.kv_tokens >= found.max_model_len:
             return n
     return None
@@ -64,8 +64,8 @@ def report(
     context: int | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """All of it for `servebook model`. gpus: of the card asked for; None: one. Figures of a pool are 0 where the
-    weights leave no room for one, and None where no card was asked for."""
+    """The content of `servebook model`. gpus: number of `gpu`; None: one. Sizes of the KV pool are 0 if the weights
+    leave no room for it, and None without `gpu`. fewest_gpus: {card: smallest number that holds the model, or None}."""
     out = figures(shape)
     out |= {"gpu": None, "gpus": None, "kv_cache_tokens": None, "max_concurrency": None, "problem": None}
     out["context_tokens"] = context or shape.max_context_tokens

@@ -1,8 +1,8 @@
-"""Times that no server on this hardware can beat: what a measured point is judged by.
+"""Lower bounds of TTFT and TPOT on given hardware, with which the audit checks measured points.
 
-A floor may be too low, never too high. So each follows the layout (the GPUs of a replica share its weights and its
-FLOPs), and there is none where what is served is not known: on a CPU, whose rates are estimates, where the server says
-of its weights or its KV cache something else than the parameters, and where one step brings several tokens.
+A bound must never be too high. It takes the layout into account: the GPUs of a replica share its weights and FLOPs.
+There is no bound on a CPU, whose peak rates are estimates; if the server reports another quantization of weights or KV
+cache than the parameters; or if a step can produce several tokens (speculative decoding).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SPECULATIVE = "speculative"  # vLLM's and SGLang's flags: --speculative-config,
 
 
 def layout_of(engine: Engine) -> Layout:
-    """How an engine's parameters spread the model."""
+    """The parallel layout in an engine's parameters."""
     return Layout(
         getattr(engine, "tensor_parallel_size", 1),
         getattr(engine, "pipeline_parallel_size", 1),
@@ -32,16 +32,17 @@ def layout_of(engine: Engine) -> Layout:
 def floors(
     shape: ModelShape, gpu: Gpu, engine: Engine, facts: Mapping[str, Any], *, prompt_tokens: int
 ) -> dict[str, float]:
-    """Lower bounds of a lone request: `ttft_floor_s`, the whole prompt's FLOPs, and `tpot_floor_s`, one read of the
-    weights and of its KV; each left out where it is not known. facts: what the server says of itself."""
+    """Lower bounds for a request at C = 1: `ttft_floor_s` from the prompt's FLOPs, `tpot_floor_s` from reading the
+    weights and its KV cache once. A bound that is not known is left out. facts: as reported by the server."""
     if gpu.is_cpu:
         return {}
     layout, out = layout_of(engine), {}
     rank = layout.rank(shape)
-    kinds = {shape.compute_dtype, *(m.multiplies for m in shape.matrices if m.multiplies)}  # the fastest of them
+    # the fastest dtype in use bounds the compute rate
+    kinds = {shape.compute_dtype, *(m.multiplies for m in shape.matrices if m.multiplies)}
     flops_per_s, bytes_per_s = max(gpu.flops_per_s(kind) for kind in kinds), gpu.bytes_per_s
     if _weights_known(shape, facts):
-        # a prompt's chunks are in all stages of a pipeline at once, a token in one after the other
+        # chunks of a prompt run in all pipeline stages at once, but a decode token passes through one after the other
         stages = layout.pipeline
         out["ttft_floor_s"] = (
             roofline.ttft_bound_s(rank, flops_per_s, bytes_per_s, prompt_tokens=prompt_tokens) / stages
@@ -53,13 +54,13 @@ def floors(
 
 
 def _weights_known(shape: ModelShape, facts: Mapping[str, Any]) -> bool:
-    """Whether the server has quantized only what the parameters say is quantized."""
+    """Whether the server's quantization of the weights agrees with the parameters."""
     return facts.get("quantization") in (None, "None", "none") or shape.weight_bits < 16
 
 
 def _kv_known(shape: ModelShape, facts: Mapping[str, Any]) -> bool:
-    told = str(facts.get("kv_cache_dtype") or "auto")
-    return not ("8" in told or "4" in told) or shape.kv_bytes_per_element < 2
+    dtype = str(facts.get("kv_cache_dtype") or "auto")
+    return not ("8" in dtype or "4" in dtype) or shape.kv_bytes_per_element < 2
 
 
 def _several_tokens_a_step(engine: Engine) -> bool:

@@ -1,7 +1,7 @@
-"""One engine of a run, calibrated: predicts a point, with an 80 % interval on every metric.
+"""Predicts points for one calibrated engine of a run, with an 80 % interval on every metric.
 
 A point is simulated in several replications, some with the most probable constants, some with constants drawn from
-their posterior; each has its own random client pauses. The value is the geometric mean over all of them. With one
+their posterior. Each has its own random client pauses. The value is the geometric mean over all of them. With one
 client, with a naive server, or with a workload it is the mean over the replications with the most probable constants.
 The interval combines the spread over the drawn constants with the error of the model's form (intervals.py).
 """
@@ -31,12 +31,12 @@ from .simulation import Result
 
 SEEDS = (1, 2, 3, 4, 5, 6)
 SAMPLES = 18
-OVERLOAD = 1.01  # of the capacity, which one simulation gives to about a percent
+OVERLOAD = 1.01  # ratio of rate to capacity above which a point is overloaded; a simulated capacity is off by about 1 %
 ENOUGH_REQUESTS = 30_000  # per point, over its replications with the most probable constants (at least one)
 DRAWN_REQUESTS = 100_000  # per point, over its replications with drawn constants (at least two)
 LOGGED_REQUESTS = 20_000  # largest finite run whose steps are logged
-VARIED_REQUESTS = 400  # at least, in a closed loop whose requests differ
-OPEN_REQUESTS = 600  # at least, in an open loop: its figures depend on how arrivals cluster
+VARIED_REQUESTS = 400  # minimum in a closed loop whose requests differ in length
+OPEN_REQUESTS = 600  # minimum in an open loop, whose figures depend on how arrivals cluster
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Forecaster:
         return draws
 
     def point(self, spec: PointSpec, hit_share: float = 0.0, cached_prompts: int = 0) -> PredictedPoint:
-        """The predicted point. Where the server cannot serve it, or not at that rate: fits is False, no figures.
+        """The predicted point. If the server cannot serve it, or not at that rate, fits is False and it has no figures.
 
         hit_share, cached_prompts: how much of its prompts the prefix cache holds (see Scenario).
         """
@@ -90,11 +90,11 @@ class Forecaster:
         each = spec.requests or count or 1
         draws = self._drawn[: max(2, DRAWN_REQUESTS // each)]
         drawn = [scenario.outcome(t, 100 + i, count) for i, t in enumerate(draws)]
-        # without clients' pauses to draw, every replica has the same arrivals
+        # an open loop has no client pauses to draw: every replication has the same arrivals
         seeds = SEEDS[: max(1, ENOUGH_REQUESTS // each) if spec.closed else 1]
         likely = [scenario.outcome(self.best, seed, count) for seed in seeds]
-        # which requests share a step differs from replica to replica; where a workload lists its requests one by one,
-        # the replicas with the most probable constants are averaged instead
+        # which requests share a step differs between replications; with a workload, which lists its requests one by
+        # one, only the replications with the most probable constants are averaged
         shared_steps = spec.clients != 1 and not self.server.naive and spec.workload is None
         central = typical([*likely, *drawn]) if shared_steps else average(likely)
         if spec.rate_per_s is not None and spec.requests is None:
@@ -121,7 +121,7 @@ class Forecaster:
     def _requests(self, scenario: Scenario) -> tuple[int | None, Result, int]:
         """(requests to simulate, the first seed's result, requests that the client will measure).
 
-        The first is None where the point itself gives the number.
+        The first is None if the point itself gives the number.
         """
         spec, c = scenario.spec, scenario.spec.clients or 1
         if spec.requests is not None:
@@ -129,7 +129,7 @@ class Forecaster:
             return None, first, spec.requests
         count = whole_rounds(max(120, 3 * c), spec.clients)
         if spec.workload is not None and spec.closed:
-            count = whole_rounds(max(count, VARIED_REQUESTS), c)  # enough for short and long ones
+            count = whole_rounds(max(count, VARIED_REQUESTS), c)  # enough short and long requests
         if not spec.closed:
             count = max(self.load.max_requests, OPEN_REQUESTS)
         first = scenario.simulate(self.best, SEEDS[0], None if spec.fixed_requests else count, log=True)
@@ -137,8 +137,8 @@ class Forecaster:
         if spec.fixed_requests:
             return None, first, expected
         if spec.closed and (scenario.cached_prompts or expected < count):
-            # as many rounds as the client has time for: the first rounds differ from later ones, and the number of
-            # requests decides which of them find their prompts in the cache
+            # as many rounds as the client has time for: the first rounds differ from later ones, and with cached
+            # prompts the number of requests determines how many of them hit
             count = max(expected // c, 1) * c
             first = scenario.simulate(self.best, SEEDS[0], count, log=True)
         return count, first, expected
@@ -146,7 +146,7 @@ class Forecaster:
     def _percentiles(
         self, central: Outcome, drawn: Sequence[Outcome], spec: PointSpec
     ) -> dict[str, dict[str, PredictedValue]]:
-        """Each latency's percentiles over requests, with their intervals."""
+        """{latency: {percentile over requests: value with its interval}}"""
         return {
             latency: {
                 p: self._interval(latency, value, [o.spread[latency][p] for o in drawn if latency in o.spread], spec)
@@ -160,21 +160,21 @@ class Forecaster:
         return interval(value, drawn, discrepancy(metric, calibrated_alone=alone, cpu=self.server.gpu.is_cpu))
 
     def overload(self, spec: PointSpec) -> str | None:
-        """Why an open loop without an end has no steady state to predict; None where it has one, or an end."""
+        """Why an open loop has no steady state to predict; None if it has one, or if it is a finite run."""
         excess = self._excess(spec) if spec.requests is None else None
         return f"overloaded: {excess}; a finite run (requests: N) has figures" if excess else None
 
     def _excess(self, spec: PointSpec) -> str | None:
-        """By how much the arrival rate exceeds the capacity; None where it does not."""
+        """A text with arrival rate and capacity if the rate exceeds the capacity; else None."""
         if spec.rate_per_s is None:
             return None
         most = self.capacity(spec.prompt_tokens, spec.output_tokens, spec)
         if most is None or spec.rate_per_s <= OVERLOAD * most:
             return None
-        return f"{spec.rate_per_s:g} requests/s are more than the {most:.3g} it serves"
+        return f"{spec.rate_per_s:g} requests/s exceed the capacity of {most:.3g}"
 
     def capacity(self, prompt_tokens: int, output_tokens: int, like: PointSpec | None = None) -> float | None:
-        """Requests/s at saturation; None where the server cannot serve such a request.
+        """Requests/s at saturation; None if the server cannot serve such a request.
 
         like: a point with the workload.
         """
@@ -193,7 +193,7 @@ def forecaster(
     measured: Sequence[MeasuredPoint] = (),
     samples: int = SAMPLES,
 ) -> Forecaster:
-    """One engine of a run, calibrated on its measured points (none: from the datasheet)."""
+    """The Forecaster of one engine of a run, calibrated on its measured points (without points: on the datasheet)."""
     engine = params.engines[name]
     known = dict(facts or {})
     if isinstance(engine, BatchingEngine) and engine.enforce_eager:

@@ -1,11 +1,12 @@
-"""vLLM's KV block pool: which blocks are free, in which order they are evicted, what the prefix cache still holds.
+"""vLLM's KV block pool: free blocks, eviction order, and the content of the prefix cache.
 
 Follows `vllm/v1/core/block_pool.py` (0.32). Freed blocks with a hash go to the back of the free list, a request's last
-block first; blocks without one go to the front. New blocks are taken from the front, which evicts what they held. A hit
-takes a block out of the list, wherever it is. Two requests that compute the same block at once each keep a copy.
+block first. Blocks without a hash go to the front. New blocks are taken from the front, which evicts their content. A
+hit removes a block from any place of the list. Two requests that compute the same block at once each keep a copy.
 
-Only blocks that another request may ask for are objects of their own. A request's other blocks are a run that only its
-owner can find again (the request after a preemption, or the next turn of its conversation), and are counted.
+Only blocks that another request may hit are separate objects. A request's other blocks can be hit only by their owner
+(the request itself after a preemption, or the next turn of its conversation). They form a run, of which only the length
+is stored.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from collections.abc import Hashable, Iterable, Sequence
 
 PromptSegments = Sequence[
     tuple[Hashable, int]
-]  # what a prompt consists of: (stream of tokens, how many from its start)
+]  # the parts of a prompt: (stream of tokens, number of tokens from its start)
 
 
 class Slot:
-    """One place in the prefix cache: a block's worth of tokens after a given prefix, and the blocks that hold it."""
+    """One entry of the prefix cache: a block of tokens after a given prefix, and the blocks that hold it."""
 
     __slots__ = ("block", "copies")
 
     def __init__(self) -> None:
-        self.block: Block | None = None  # the one that a hit returns
-        self.copies: list[Block] | None = None  # further ones
+        self.block: Block | None = None  # the block that a hit returns
+        self.copies: list[Block] | None = None  # further blocks with the same tokens
 
     def add(self, block: Block) -> None:
-        """A block now holds these tokens."""
+        """Add a block that holds these tokens."""
         if self.block is None:
             self.block = block
         elif self.copies is None:
@@ -37,7 +38,7 @@ class Slot:
             self.copies.append(block)
 
     def remove(self, block: Block) -> None:
-        """A block is evicted."""
+        """Remove an evicted block."""
         if self.block is block:
             self.block = self.copies.pop(0) if self.copies else None
         else:
@@ -46,7 +47,7 @@ class Slot:
 
 
 class Block:
-    """A block with a hash that several requests may share. refs: requests that hold it; 0: it is in the free list."""
+    """A block that several requests may share. refs: number of requests that hold it; 0: it is in the free list."""
 
     __slots__ = ("refs", "slot")
 
@@ -65,7 +66,7 @@ class _Node:
 
 
 class PrefixTree:
-    """The slots of prompts by their content: prompts that begin alike get the same slots as far as they are alike."""
+    """The slots of prompts by content: prompts with a common prefix get the same slots for it."""
 
     def __init__(self, block_size: int) -> None:
         self._size, self._root = block_size, _Node()
@@ -75,7 +76,7 @@ class PrefixTree:
         node, at, out, size = self._root, 0, [], self._size
         for stream, tokens in segments:
             node = node.following.setdefault((at, stream), _Node())
-            count = (at + tokens) // size - at // size  # blocks whose last token is of this stream
+            count = (at + tokens) // size - at // size  # blocks whose last token is in this stream
             if len(node.slots) < count:
                 node.slots += [Slot() for _ in range(count - len(node.slots))]
             out += node.slots[:count]
@@ -84,18 +85,18 @@ class PrefixTree:
 
 
 class _Run:
-    """Blocks with a hash that only their owner can find again, or nobody: an entry of the free list."""
+    """An entry of the free list: blocks that only their owner can hit, or no request."""
 
     __slots__ = ()
 
 
 class BlockPool:
-    """The free list. It is brought up to date only where its order matters: at a look-up, a hit and a release."""
+    """The free list. It is updated lazily, when its order matters: at a lookup, a hit and a release."""
 
     def __init__(self, blocks: int, caching: bool) -> None:
         self.free, self.caching = blocks, caching
-        self._order: OrderedDict[Block | _Run, int] = OrderedDict({_Run(): blocks})  # front first: blocks of each entry
-        self._runs: dict[Hashable, _Run] = {}  # those that their owner can still find
+        self._order: OrderedDict[Block | _Run, int] = OrderedDict({_Run(): blocks})  # {entry: its blocks}, front first
+        self._runs: dict[Hashable, _Run] = {}  # {owner: the run that it can still hit}
         self._owners: dict[_Run, Hashable] = {}
         self._taken = 0  # blocks taken from the front, not yet applied to _order
 
@@ -120,8 +121,8 @@ class BlockPool:
                 del self._runs[self._owners.pop(key)]
 
     def found(self, slots: Sequence[Slot], usable: int, owner: Hashable) -> tuple[list[Block], int]:
-        """What the cache holds of a prompt, `usable` blocks of it at most: shared blocks from its start, then how many
-        of its owner's run."""
+        """(shared blocks from the prompt's start, number of blocks of its owner's run after them) that the cache
+        holds, at most `usable` blocks in all."""
         if not self.caching:
             return [], 0
         self._apply()
@@ -134,7 +135,7 @@ class BlockPool:
         return blocks, min(self._order[run], usable - len(blocks)) if run else 0
 
     def hold(self, blocks: Iterable[Block], run: int, owner: Hashable) -> None:
-        """Take what was just found out of the free list. What is left of the owner's run nobody will find."""
+        """Remove blocks returned by `found` from the free list; the rest of the owner's run can no longer be hit."""
         order = self._order
         for block in blocks:
             if not block.refs:
@@ -150,21 +151,21 @@ class BlockPool:
                 del order[entry]
 
     def forget(self, owner: Hashable) -> _Run | None:
-        """Nobody will ask for the owner's run any more; its blocks stay where they are."""
+        """Make the owner's run impossible to hit; its blocks stay in the free list. Returns the run, or None."""
         entry = self._runs.pop(owner, None)
         if entry is not None:
             del self._owners[entry]
         return entry
 
     def share(self, slot: Slot) -> Block:
-        """A block in use now holds the slot's tokens, for all to find."""
+        """A block in use that holds the slot's tokens, from now on visible to all requests."""
         block = Block(slot)
         slot.add(block)
         return block
 
     def release(self, blocks: Sequence[Block], hashed: int, others: int, owner: Hashable | None = None) -> None:
-        """A request gives its blocks back: shared ones, `hashed` of its own after them, and `others` without a hash.
-        owner: who may find the run of hashed ones again."""
+        """Free a request's blocks: shared ones, `hashed` of its own after them, and `others` without a hash. owner: who
+        can hit the `hashed` ones again; None: no request."""
         if not self.caching:
             self.free += others + hashed
             self._taken -= others + hashed  # order is irrelevant

@@ -1,9 +1,9 @@
-"""The KV cache as vLLM divides it: groups of layers that share block tables, blocks that all groups draw from one pool.
+"""vLLM's KV cache layout: groups of layers that share a block table, and one pool of blocks for all groups.
 
-Layers that cache alike are one group. Unlike ones (windows beside full attention, states beside KV) are split into
-groups of as many layers each, padded where they do not divide, and every request takes blocks for each group: as many
-as its tokens need, a window's at most, one or two for a state. As vLLM 0.32's get_kv_cache_groups and
-get_max_concurrency_for_kv_cache_config do (vllm/v1/core/kv_cache_utils.py); a test holds the two against each other.
+Layers of one kind form one group. Different kinds (windows and full attention, states and KV) are split into groups
+with the same number of layers, padded if necessary. A request takes blocks from each group: as many as its tokens need,
+at most a window, or one or two for a state. Follows get_kv_cache_groups and get_max_concurrency_for_kv_cache_config of
+vLLM 0.32 (vllm/v1/core/kv_cache_utils.py); a test compares the two.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 
 from ..model.shape import AttentionLayers
 
-LATENT_ALIGNMENT = 128  # tokens that a block of a model with latent attention and states is a multiple of
+LATENT_ALIGNMENT = 128  # with latent attention and states, tokens per block are a multiple of this
 
 
 @dataclass(frozen=True)
 class Group:
-    """Layers of one block table. block: tokens a block; page: bytes of a block of one layer; window: tokens that are
-    kept (None: all); blocks: of a request whatever its length (states), else None."""
+    """Layers that share a block table. block: tokens per block; page: bytes per block and layer; window: tokens kept
+    (None: all); blocks: per request, if independent of its length (states), else None."""
 
     layers: int
     block: int
@@ -29,7 +29,7 @@ class Group:
     blocks: int | None = None
 
     def blocks_of(self, tokens: int, in_flight: int) -> int:
-        """Blocks that a request of so many tokens holds at most; a window holds what is being computed, too."""
+        """Maximum blocks of a request with `tokens` tokens. A window also holds the `in_flight` tokens."""
         if self.blocks is not None:
             return self.blocks
         if self.window is None:
@@ -39,7 +39,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Pool:
-    """A replica's blocks. in_flight: tokens that may be under way at once."""
+    """A replica's blocks. in_flight: maximum tokens scheduled but not yet processed."""
 
     groups: tuple[Group, ...]
     bytes_per_block: int
@@ -47,14 +47,15 @@ class Pool:
     in_flight: int
 
     def blocks_of(self, tokens: int) -> int:
+        """Blocks of a request with `tokens` tokens, over all groups."""
         return max(1, sum(g.blocks_of(tokens, self.in_flight) for g in self.groups))
 
     def concurrency(self, tokens: int) -> float:
-        """Requests of so many tokens that it holds at once."""
+        """Number of requests with `tokens` tokens that fit at once."""
         return self.blocks / self.blocks_of(tokens)
 
     def tokens(self, context: int) -> int:
-        """Its size in tokens as vLLM logs it: of requests as long as the longest context."""
+        """Size in tokens as vLLM logs it: for requests with `context` tokens each."""
         return int(self.concurrency(context) * context)
 
 
@@ -67,8 +68,8 @@ def pool(
     hybrid: bool = True,
     prefix_caching: bool = True,
 ) -> Pool:
-    """The pool of a rank with so many bytes for it. hybrid: windows free what they left behind (not on a CPU, nor where
-    attention is chunked)."""
+    """The KV pool of a rank with `available_bytes`. hybrid: whether blocks that a window has passed are freed (not on a
+    CPU)."""
     groups = grouped(kinds, block=block, hybrid=hybrid, prefix_caching=prefix_caching)
     if not groups:
         return Pool((), 1, 1, in_flight)
@@ -79,7 +80,7 @@ def pool(
 def grouped(
     kinds: Sequence[AttentionLayers], *, block: int = 16, hybrid: bool = True, prefix_caching: bool = True
 ) -> tuple[Group, ...]:
-    """The groups of a rank's layers."""
+    """The groups of a rank's layers. With chunked attention, windows are not freed."""
     if any(a.kind == "chunked" for a in kinds) or not hybrid:
         kinds = [replace(a, window=None) if a.kind in ("chunked", "sliding") else a for a in kinds]
     states = [a for a in kinds if a.kind == "state"]
@@ -98,14 +99,14 @@ def grouped(
 
 
 def _block_for_states(cached: Sequence[AttentionLayers], states: Sequence[AttentionLayers], block: int) -> int:
-    """Tokens a block, so many that a block of one layer's KV is no smaller than a state."""
+    """Tokens per block, such that a block of one layer's KV is at least as large as a state."""
     step = max(block, LATENT_ALIGNMENT) if any(a.kind == "latent" for a in cached) else block
     token = max(a.token_bytes for a in cached)
     return max(block, step * math.ceil(max(a.state_bytes for a in states) / (step * token)))
 
 
 def _one(specs: Sequence[Group]) -> tuple[Group, ...]:
-    """All layers in one group, pages of different sizes side by side."""
+    """One group with all layers; pages of different sizes are concatenated."""
     if not specs:
         return ()
     layers = sum(g.layers for g in specs)
@@ -116,7 +117,7 @@ def _one(specs: Sequence[Group]) -> tuple[Group, ...]:
 
 
 def _same_page(specs: Sequence[Group]) -> list[Group]:
-    """Blocks of the same bytes: more tokens a block where that divides, else padding."""
+    """The groups with equal page sizes: more tokens per block if the sizes divide, else padding."""
     page = max(g.page for g in specs)
     out = []
     for g in specs:
@@ -128,7 +129,8 @@ def _same_page(specs: Sequence[Group]) -> list[Group]:
 
 
 def _split(specs: Sequence[Group]) -> tuple[Group, ...]:
-    """Groups of as many layers as the rarest kind has, or as the commonest where that is not half as many again."""
+    """Groups of equal numbers of layers: the count of the rarest kind, or of the most common one if that is below 1.5
+    times the rarest."""
     kinds: dict[Group, int] = {}
     for g in specs:
         key = replace(g, layers=0)

@@ -1,4 +1,4 @@
-"""What a run will take before any hardware is rented: seconds and cost of every point, what to drop for a budget."""
+"""Duration and cost of a run before it starts: seconds and cost of every point, and points to drop for a budget."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..hardware.catalog import Gpu
 from ..model.reader import ModelShape
 from .predict import predict_run
 
-READ_BYTES_PER_S = 1.2e9  # weights from a local disk into memory; a first download is not counted
+READ_BYTES_PER_S = 1.2e9  # assumed rate of reading weights from a local disk; downloads are not counted
 POINT_OVERHEAD_S = 1.5  # connections, first scrape, writing
-SHORTEST_POINT_S = 5.0  # that says anything
+SHORTEST_POINT_S = 5.0  # shorter points give no useful figures
 
 
 def start_seconds(params: RunParams, engine: str, shape: ModelShape, gpu: Gpu) -> float:
-    """Seconds from an engine's start until it answers: an assumption by kind, weights read at 1.2 GB/s."""
+    """Seconds from an engine's start until it answers: assumed by kind, with weights read at 1.2 GB/s."""
     kind = params.engines[engine]
     load = shape.weight_bytes / READ_BYTES_PER_S if params.model.weights == "real" else 5.0
     if isinstance(kind, NaiveEngine):
@@ -42,15 +42,15 @@ def plan(
     budget_cost: float | None = None,
     on_point: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Every point with its predicted seconds (warm-up included) and cost, engine starts, the total, and for a budget
-    the points to drop: those that take the most seconds, first such that each sweep keeps its first point, then those
-    as well, and an engine that has none left with its start. longest_point_s: the load.max_seconds with which every
-    sweep's first point would be within the budget, where points alone do not bring it there; None where it is not
-    needed or no limit would do.
+    """The predicted seconds (with warm-up) and cost of every point and engine start, their total, and what to drop.
 
-    Raises ServebookError for a budget that is no positive number, and for one of money where no price is given.
+    With a budget, the longest points are marked as dropped until the rest is within it. The first point of every sweep
+    is dropped last. An engine without points left is not started. longest_point_s: the load.max_seconds at which the
+    first points of all sweeps would be within the budget; None if it is not needed, or if no limit suffices.
+
     Returns {"rows": [{sweep, engine, point, wall_s, cost, fits, note, dropped}], "total_s", "total_cost", "currency",
-    "price_per_hour", "budget_s", "within_budget"}.
+    "price_per_hour", "budget_s", "within_budget", "longest_point_s", …}. Raises ServebookError for a budget that is not
+    a positive number, and for a budget in money without a price.
     """
     price = params.hardware.price_per_hour
     _check_budgets(budget_minutes, budget_cost, price)
@@ -85,7 +85,7 @@ def _check_budgets(minutes: float | None, cost: float | None, price: float) -> N
     if cost is not None and not price:
         raise ServebookError(
             "--budget-cost needs a price", "hardware.price_per_hour",
-            "Set it to what an hour of the machine costs, or give --budget-minutes",
+            "Set it to the machine's price per hour, or use --budget-minutes",
         )  # fmt: skip
 
 
@@ -118,11 +118,11 @@ def _row(
     }  # fmt: skip
 
 
-FIXED = ("start", "calibration")  # rows that an engine needs for any other
+FIXED = ("start", "calibration")  # rows that are needed for any other row of the engine
 
 
 def _drop(rows: list[dict[str, Any]], budget_s: float) -> float:
-    """Mark the longest points as dropped until the rest is within the budget; returns the seconds kept."""
+    """Mark the longest points as dropped until the rest is within the budget; return the seconds kept."""
     total = sum(r["wall_s"] for r in rows)
     first = _first(rows)
     own = [r for r in rows if r["sweep"] not in FIXED and r["wall_s"] > 0]
@@ -131,7 +131,7 @@ def _drop(rows: list[dict[str, Any]], budget_s: float) -> float:
             break
         r["dropped"] = True
         total -= r["wall_s"]
-        if all(o["dropped"] for o in own if o["engine"] == r["engine"]):  # nothing left to start it for
+        if all(o["dropped"] for o in own if o["engine"] == r["engine"]):  # no point left: do not start the engine
             for o in (o for o in rows if o["engine"] == r["engine"] and o["sweep"] in FIXED):
                 o["dropped"] = True
                 total -= o["wall_s"]
@@ -145,7 +145,8 @@ def _first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _longest_point(rows: list[dict[str, Any]], budget_s: float) -> float | None:
-    """Whole seconds that a point may last at most for every sweep to keep its first point within the budget."""
+    """Maximum whole seconds per point at which the first points of all sweeps are within the budget; None if it is not
+    needed, or if no limit suffices."""
     fixed = sum(r["wall_s"] for r in rows if r["sweep"] in FIXED)
     first = sorted(r["wall_s"] for r in _first(rows))
     if not first or fixed + sum(first) <= budget_s:

@@ -1,4 +1,4 @@
-"""The fields of a predicted point beside its metrics: its load, why it has no figures, notes, series over time."""
+"""The fields of a predicted point other than its metrics: load, reason for having no figures, notes, time series."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load_fields(spec: PointSpec) -> PredictedPoint:
 
 
 def unserved(spec: PointSpec, why: str | None, wall_s: float = 0.0) -> PredictedPoint:
-    """A point without figures, and why."""
+    """A predicted point without figures; its note says why."""
     return {**load_fields(spec), "wall_s": wall_s, "breakdown": {}, "fits": False, "note": why}
 
 
@@ -35,7 +35,7 @@ class WorkloadFields(TypedDict, total=False):
 
 
 def workload_fields(spec: PointSpec, central: Outcome, first: Result) -> WorkloadFields:
-    """Fields that only workloads and finite runs have: the prefix cache's hit share, and series over time."""
+    """Fields that only workloads and finite runs have: the prefix cache's hit share, and time series."""
     out: WorkloadFields = {}
     if spec.workload is not None and spec.workload.repeats:
         out["hit_share"] = central.hit_share
@@ -49,22 +49,20 @@ def notes(
 ) -> list[str]:
     """Notes on a predicted point: what its figures leave out or depend on.
 
-    limit_s: load.max_seconds. expected: requests that the client will measure. excess: by how much more arrives than is
-    served, where it does.
+    limit_s: load.max_seconds. expected: number of requests that the client will measure. excess: a text with arrival
+    rate and capacity if the rate exceeds the capacity, else None.
     """
     out, spec, limit, server = [*scenario.server.notes], scenario.spec, limit_s, scenario.server
     c = spec.clients
     if spec.requests is not None:
-        sent = f"all {spec.requests} requests from the first to the last, with the ramp and the tail"
-        out.append(f"a finite run: {sent}")
+        out.append(f"a finite run: all {spec.requests} requests are measured, with ramp-up and tail")
         if excess:
-            out.append(f"more than it serves while requests arrive ({excess}): figures depend on their number")
+            out.append(f"overloaded ({excess}): figures depend on the number of requests")
     elif c and not spec.fixed_requests and expected < c:
-        # clients move in waves: the next round ends as a whole, or not at all
+        # clients are synchronized: a round ends as a whole, or not at all
         needed = first.window[0] + c / central.request_rate_per_s
-        takes = f"max_seconds ({limit:g} s), only in {needed:.0f} s"
-        out.append(f"no measured round of all {c} clients ends in {takes}")
-    elif central.window_s >= limit * (1 - 1e-9):  # a mean of equal numbers may miss them by a bit
+        out.append(f"max_seconds ({limit:g} s) is too short for one measured round of all {c} clients ({needed:.0f} s)")
+    elif central.window_s >= limit * (1 - 1e-9):  # a mean of equal numbers has rounding errors
         out.append(f"cut off at max_seconds ({limit:g} s)")
     if central.preemptions:
         out.append("the KV pool overflows: requests are preempted and recomputed")

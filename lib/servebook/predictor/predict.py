@@ -1,4 +1,4 @@
-"""Every point of a run predicted with an 80 % interval (forecaster.py), before it is measured."""
+"""Predicts every point of a run with an 80 % interval (forecaster.py), before it is measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .server_limits import PredictedServer
 
 __all__ = ["PUBLISHED_JITTER_S", "Forecaster", "forecaster", "predict_published", "predict_run"]
 
-PUBLISHED_JITTER_S = 0.05  # assumed of the posts' clients, which state none: C = 1 figures allow 0 to 0.05
+PUBLISHED_JITTER_S = 0.05  # assumed client jitter of the posts, which state none: C = 1 figures allow 0 to 0.05
 
 
 def predict_run(
@@ -33,13 +33,12 @@ def predict_run(
     n_samples: int = SAMPLES,
     on_point: Callable[[int, int], None] | None = None,
 ) -> Prediction:
-    """Predict every point of the run, for all engines or those named.
+    """The prediction of every point of the run, for all engines or those in `engines`.
 
     facts: {engine: the server's facts}. calibration: measured C = 1 points, on which each engine is calibrated.
-    capacity_per_s: capacities that are final already, by "sweep/engine". on_point(done, total) is called before each
-    point of an engine. Returns
-    {"points": [...], "constants": {engine: ...}, "capacity_per_s": {"sweep/engine": the requests/s that a sweep's
-    shares refer to}, "servers": {engine: limits}, "inputs": everything that the prediction was computed from}.
+    capacity_per_s: {"sweep/engine": a capacity that is already final}. on_point(done, total) is called before each
+    point of an engine. Returns {"points": [...], "constants": {engine: ...}, "capacity_per_s": {"sweep/engine":
+    requests/s to which a sweep's shares refer}, "servers": {engine: limits}, "inputs": all inputs of the prediction}.
     """
     out: Prediction = {"points": [], "constants": {}, "capacity_per_s": {}, "servers": {}}
     for name in engines or params.engines:
@@ -79,15 +78,15 @@ def predict_published(
     *,
     n_samples: int = SAMPLES,
 ) -> Prediction:
-    """Predict points that somebody measured, calibrated on those at C = 1 only.
+    """The prediction of published points, calibrated on those at C = 1 only, in the order given.
 
     facts: {"engines": {name: …}} or {name: …}. A point's cache_hit_share is taken as the share of its prompts that the
-    prefix cache held. The points are returned in the order given.
+    prefix cache held.
     """
     by_engine = (facts or {}).get("engines", facts or {})
     client = (facts or {}).get("load") or {}
     jitter = 0.0 if client.get("client") == "vllm bench serve" else client.get("jitter_s", PUBLISHED_JITTER_S)
-    theirs = {"jitter_s": float(jitter), "max_seconds": 1e6}  # published points do not say when they stopped
+    theirs = {"jitter_s": float(jitter), "max_seconds": 1e6}  # published points do not state their time limit
     params = params.model_copy(update={"load": params.load.model_copy(update=theirs)})
     out: Prediction = {"points": [], "constants": {}, "capacity_per_s": {}, "servers": {}}
     predicted: dict[int, PredictedPoint] = {}
@@ -116,7 +115,7 @@ def predict_published(
 
 
 def _still_cached(s: PredictedServer, spec: PointSpec, sent: Mapping[str, int]) -> int:
-    """How many of a repeated point's prompts, in the order sent, are still cached from earlier points of its set."""
+    """Number of a repeated point's prompts, in the order sent, that are still cached from earlier points of its set."""
     if not isinstance(spec, RepeatedPoint) or s.kv_tokens <= 0:
         return 0
     return min(sent.get(spec.prompt_set, 0), s.kv_tokens // (spec.prompt_tokens + spec.output_tokens))

@@ -1,6 +1,6 @@
-"""The posts' formulas, a function each. Times in s, sizes in bytes, rates per second; knows nothing of scheduling.
+"""The posts' formulas, one function each, without scheduling. Times in s, sizes in bytes, rates per second.
 
-Every figure that a post publishes is tested (tests/test_roofline.py).
+Tests compare with every figure that a post publishes (tests/test_roofline.py).
 
 Post 1: "Benchmarking Hugging Face Transformers vs vLLM" (A40, formulas and chart 1a). Post 2: its continuation
 (calibration from C = 1, chart 1b). Write-up: the day-4 write-up of a concurrency sweep on an A100.
@@ -25,25 +25,25 @@ INCONSISTENCIES = Path(__file__).with_name("post_inconsistencies.yaml")
 
 
 def ridge_flop_per_byte(flops_per_s: float, bytes_per_s: float) -> float:
-    """FLOP/s ÷ bytes/s: below this operational intensity a step is memory-bound (post 1, value 3)."""
+    """Operational intensity below which a step is memory-bound: FLOP/s ÷ bytes/s (post 1, value 3)."""
     return flops_per_s / bytes_per_s
 
 
 def sharp_s(flops: float, bytes_moved: float, flops_per_s: float, bytes_per_s: float) -> float:
-    """max(F/R, M/BW): compute and memory overlap perfectly. A lower bound (post 2's 45 ms)."""
+    """Seconds if compute and memory overlap perfectly, a lower bound: max(F/R, M/BW) (post 2's 45 ms)."""
     return max(flops / flops_per_s, bytes_moved / bytes_per_s)
 
 
 def additive_s(flops: float, bytes_moved: float, flops_per_s: float, bytes_per_s: float) -> float:
-    """F/R + M/BW: compute and memory do not overlap at all (post 2's 65 ms)."""
+    """Seconds if compute and memory do not overlap: F/R + M/BW (post 2's 65 ms)."""
     return flops / flops_per_s + bytes_moved / bytes_per_s
 
 
 def decode_bytes(shape: ModelShape, batch: int, context_tokens: float, kv_passes: int = 1) -> float:
     """Bytes moved by one decode step: weights + batch · T · KV bytes/token (post 1, value 4).
 
-    kv_passes: how often a step moves the KV cache; 3 for the naive cache, which reads it, writes a longer copy and
-    reads that (post 2).
+    kv_passes: number of times that a step moves the KV cache; 3 on the naive server, which reads the cache, writes a
+    longer copy and reads that (post 2).
     """
     return shape.decode_weight_bytes + kv_passes * batch * shape.kv_read_bytes(context_tokens)
 
@@ -54,7 +54,7 @@ NAIVE_KV_PASSES = 3
 def tpot_bound_s(
     shape: ModelShape, flops_per_s: float, bytes_per_s: float, *, batch: int, context_tokens: int, overlap: bool = True
 ) -> float:
-    """Lower bound of a decode step's time; overlap: sharp roofline, else additive."""
+    """Lower bound of a decode step's time in seconds. overlap: whether compute and memory overlap (sharp_s)."""
     roof = sharp_s if overlap else additive_s
     flops, moved = shape.decode_flops(batch, context_tokens), decode_bytes(shape, batch, context_tokens)
     return roof(flops, moved, flops_per_s, bytes_per_s)
@@ -63,7 +63,7 @@ def tpot_bound_s(
 def ttft_bound_s(
     shape: ModelShape, flops_per_s: float, bytes_per_s: float, *, prompt_tokens: int, overlap: bool = True
 ) -> float:
-    """Lower bound of a lone prompt's prefill time: its FLOPs against one read of the weights (post 2)."""
+    """Lower bound of a single prompt's prefill time in seconds: its FLOPs and one read of the weights (post 2)."""
     roof = sharp_s if overlap else additive_s
     return roof(shape.prefill_flops(prompt_tokens), shape.decode_weight_bytes, flops_per_s, bytes_per_s)
 
@@ -72,10 +72,10 @@ def ttft_bound_s(
 
 
 def kv_pool_bytes(memory_bytes: float, utilization: float, weight_bytes: float, activation_bytes: float = 0.0) -> float:
-    """memory · utilization − weights − activations, all in bytes (post 1, value 6; vLLM's own budget).
+    """Bytes of the KV pool: memory · utilization − weights − activations (post 1, value 6; as vLLM computes it).
 
-    The slips this guards against: a card "of 80 GB" holds 80 GiB, 7 % more bytes (write-up), one "of 48 GB" reports
-    44.42 GiB to CUDA (post 1).
+    memory_bytes is the size that CUDA reports: a card "of 80 GB" has 80 GiB, 7 % more bytes (the write-up's mistake),
+    and one "of 48 GB" has 44.42 GiB (post 1).
     """
     return memory_bytes * utilization - weight_bytes - activation_bytes
 
@@ -111,7 +111,7 @@ def _positive(value: float, key: str) -> float:
 
 @dataclass(frozen=True)
 class Rates:
-    """What the closed forms need of a device: effective or datasheet rates."""
+    """A device's effective or datasheet rates, as inputs of the closed forms."""
 
     bytes_per_s: float
     flops_per_s: float
@@ -120,7 +120,7 @@ class Rates:
     def measured(
         cls, shape: ModelShape, *, prompt_tokens: int, ttft_s: float, tpot_s: float, kv_passes: int = 1
     ) -> Rates:
-        """Effective rates from one C = 1 point. The KV read is counted; post 2 left it out (0.2 % at 512 tokens)."""
+        """Effective rates from one C = 1 point. Counts the KV read, which post 2 omits (0.2 % at 512 tokens)."""
         moved = decode_bytes(shape, 1, prompt_tokens, kv_passes)
         flops = shape.prefill_flops(prompt_tokens)
         return cls(effective_bytes_per_s(moved, tpot_s), effective_flops_per_s(flops, ttft_s))
@@ -130,17 +130,17 @@ class Rates:
 
 
 def naive_tpot_s(shape: ModelShape, bytes_per_s: float, context_tokens: float) -> float:
-    """(weights + 3·KV) ÷ BW at batch 1, whatever the concurrency (post 2)."""
+    """TPOT of the naive server at any concurrency: (weights + 3·KV) ÷ BW at batch 1 (post 2)."""
     return decode_bytes(shape, 1, context_tokens, NAIVE_KV_PASSES) / bytes_per_s
 
 
 def request_s(ttft_s: float, tpot_s: float, output_tokens: int) -> float:
-    """Time of one request that waits for nobody: TTFT + (output − 1) · TPOT (post 2)."""
+    """Time of a request without queueing: TTFT + (output − 1) · TPOT (post 2)."""
     return ttft_s + (output_tokens - 1) * tpot_s
 
 
 def fifo_ttft_s(concurrency: int, ttft_s: float, request_time_s: float) -> float:
-    """Closed loop behind one FIFO lock, steady state: (C − 1) · T_req + prefill (post 2)."""
+    """Steady-state TTFT of a closed loop with one request served at a time: (C − 1) · T_req + prefill (post 2)."""
     return (concurrency - 1) * request_time_s + ttft_s
 
 
@@ -148,15 +148,15 @@ def fifo_ttft_s(concurrency: int, ttft_s: float, request_time_s: float) -> float
 
 
 def prefill_chunks(prompt_tokens: int, max_num_batched_tokens: int) -> int:
-    """Steps a prompt needs to prefill alone: ⌈L ÷ budget⌉."""
+    """Steps to prefill a single prompt: ⌈L ÷ budget⌉."""
     return math.ceil(prompt_tokens / max_num_batched_tokens)
 
 
 def mixed_tpot_s(concurrency: int, output_tokens: int, chunks: int, mixed_step_s: float, decode_step_s: float) -> float:
-    """TPOT where every other request's prefill is met once (post 2).
+    """TPOT if each of the other C − 1 requests prefills once during a request's life (post 2).
 
-    Each of the C − 1 others brings `chunks` mixed steps per request's life; a request takes one token from each, and
-    the rest of its output − 1 tokens from decode-only steps. Once there are none left, TPOT is the mixed step.
+    Each of these prefills adds `chunks` mixed steps. A request gets one token in every mixed step, and the rest of its
+    output − 1 tokens in decode-only steps. If no decode-only steps are left, TPOT is the mixed step's time.
     """
     decodes = output_tokens - 1
     mixed = min(chunks * (concurrency - 1), decodes)
@@ -166,7 +166,7 @@ def mixed_tpot_s(concurrency: int, output_tokens: int, chunks: int, mixed_step_s
 def wall_clock_tok_per_s(
     concurrency: int, output_tokens: int, chunks: int, mixed_step_s: float, decode_step_s: float
 ) -> float:
-    """Decode tokens ÷ elapsed time, prefill included: C·(output − 1) over the steps of C requests (post 2)."""
+    """Decode tokens ÷ elapsed time with prefills: C·(output − 1) over the steps of C requests (post 2)."""
     decodes = output_tokens - 1
     alone = max(decodes - chunks * (concurrency - 1), 0)
     return concurrency * decodes / (chunks * concurrency * mixed_step_s + alone * decode_step_s)
@@ -187,8 +187,8 @@ def baseline(
 
     engine: "vllm" or "naive". kv_tokens: size of the KV pool (None: no limit). Returns ttft_s, tpot_s,
     decode_tok_per_s (running ÷ TPOT; the naive 1 ÷ TPOT), e2e_s, request_rate_per_s and output_tok_per_s.
-    Beyond the post: a mixed step is never faster than a decode-only one, and where the pool is full the C − running
-    requests that wait are served at running ÷ T_req (the post says "queue").
+    Two additions to the post: a mixed step is never faster than a decode-only step, and with a full KV pool the
+    C − running waiting requests are served at running ÷ T_req (the post only mentions a queue).
     """
     prefill_s = shape.prefill_flops(prompt_tokens) / rates.flops_per_s
     if engine == "naive":
@@ -223,21 +223,21 @@ def baseline(
 
 
 def saturation_tok_per_s(batch: float, weight_bytes: float, kv_bytes_per_sequence: float, bytes_per_s: float) -> float:
-    """f(B) = BW·B ÷ (W + KV·B): aggregate decode rate, memory only (write-up).
+    """Aggregate decode tokens/s if memory-bound: f(B) = BW·B ÷ (W + KV·B) (write-up).
 
-    The write-up reads all 16.38e9 weight bytes, embedding included; KV per sequence is context · KV bytes/token, with
-    1,000 tokens of context at first and 1,500 (the live average while 1,000 grow to 2,000) in its refined variant.
+    The write-up counts all 16.38e9 weight bytes, embedding included. KV per sequence is context · KV bytes/token, with
+    1,000 tokens of context at first, and 1,500 (the average while 1,000 grow to 2,000) in its refined variant.
     """
     return bytes_per_s * batch / (weight_bytes + kv_bytes_per_sequence * batch)
 
 
 def half_saturation_batch(weight_bytes: float, kv_bytes_per_sequence: float) -> float:
-    """W ÷ KV: the batch at half of the ceiling (write-up: 111)."""
+    """The batch at half of the ceiling: W ÷ KV (write-up: 111)."""
     return weight_bytes / kv_bytes_per_sequence
 
 
 def ceiling_tok_per_s(kv_bytes_per_sequence: float, bytes_per_s: float) -> float:
-    """BW ÷ KV: what the curve tends to (write-up: 13,870)."""
+    """The limit of the saturation curve for large batches: BW ÷ KV (write-up: 13,870)."""
     return bytes_per_s / kv_bytes_per_sequence
 
 
@@ -246,12 +246,12 @@ def live_context_tokens(prompt_tokens: int, output_tokens: int) -> float:
     return prompt_tokens + output_tokens / 2
 
 
-# --- where the posts disagree with themselves -----------------------------------------------------------------------
+# --- inconsistencies within the posts -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Inconsistency:
-    """One quantity with the two values a post gives or implies, and the one used here."""
+    """A quantity with the two values that a post gives or implies, and the one used here."""
 
     quantity: str
     post: str
@@ -265,5 +265,5 @@ class Inconsistency:
 
 
 def post_inconsistencies() -> list[Inconsistency]:
-    """Every slip found in the three posts, both values side by side."""
+    """All inconsistencies found within the three posts, with both values."""
     return [Inconsistency(**entry) for entry in yaml.safe_load(INCONSISTENCIES.read_text(encoding="utf-8"))]

@@ -29,7 +29,7 @@ SWITCHES = {
 }  # fmt: skip
 FACTS = {"async-scheduling": ("async_scheduling", True), "no-async-scheduling": ("async_scheduling", False)}
 # what a search for a set-up turns itself
-TURNED = {*SIZES, *SWITCHES, "quantization", "q", "kv-cache-dtype"} - {
+SEARCHED = {*SIZES, *SWITCHES, "quantization", "q", "kv-cache-dtype"} - {
     "max-model-len", "enforce-eager", "no-enforce-eager",
 }  # fmt: skip
 # of no weight for times and sizes: names, logs, templates, parsers, where weights come from

@@ -204,10 +204,7 @@ def constants(entries: Sequence[Mapping[str, Any]]) -> Html:
             parts.append(
                 table(frame, f"Constants of {engine} ({told['stage']})", right=["Value", "80 % interval", "Prior"])
             )
-            apart = [f"{p['a']} and {p['b']} (correlation {p['correlation']:+.2f})" for p in told["cannot_tell_apart"]]
-            said = any("cannot tell" in note for note in told["notes"])
-            lines = [f"The data cannot tell apart: {words.listing(apart)}."] if apart and not said else []
-            parts.append(notes_box(f"What the data says of {engine}", [*lines, *told["notes"]]))
+            parts.append(notes_box(f"Notes on the calibration of {engine}", told["notes"]))
     return Html("".join(parts))
 
 

@@ -147,7 +147,7 @@ def _candidate(choice: Choice, s: SetUp, replicas: int) -> Candidate | None:
     found = Candidate(s, server, times, replicas=replicas)
     search = choice.search_at(choice.target)
     found.estimate = search.estimated(found, replicas)
-    found.judged = search.third_look(found, replicas)
+    found.judged = search.simulate_draws(found, replicas)
     return found
 
 
