@@ -426,9 +426,7 @@ def test_an_open_loop_beyond_what_the_server_serves_has_a_note_and_no_figures():
     p = run_params(sweeps={"rates": sweep}, calibration=[], load={"max_seconds": 20})
     calm, over = (q for q in predict.predict_run(p, SHAPE, A40, engines=["vllm"])["points"] if q["sweep"] == "rates")
     assert calm["fits"] and calm["metrics"]["output_tok_per_s"]["value"] == pytest.approx(128, rel=0.05)
-    assert (
-        not over["fits"] and over["metrics"] == {} and over["note"].startswith("overloaded: 1000 requests/s exceed")
-    )
+    assert not over["fits"] and over["metrics"] == {} and over["note"].startswith("overloaded: 1000 requests/s exceed")
     rows = planning.plan(p, SHAPE, A40)["rows"]
     assert [r["wall_s"] > 20 for r in rows if r["engine"] == "vllm" and r["point"].startswith("r1000")] == [True]
 
