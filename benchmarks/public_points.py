@@ -280,7 +280,8 @@ def impossible(row: Row, server: PredictedServer) -> dict[str, str]:
     prompt, output = int(row.number("prompt_tokens") or 1), int(row.number("output_tokens") or 1)
     fresh = max(1, round(prompt * (1 - (row.number("hit_share") or 0.0))))
     prefill = shape.prefill_flops(fresh) / gpu.flops_per_s(shape.compute_dtype)
-    weights, kv = shape.decode_weight_bytes / gpu.bytes_per_s, shape.kv_bytes_per_token / gpu.bytes_per_s
+    weights = shape.decode_weight_bytes / gpu.bytes_per_s
+    contexts = (shape.kv_read_bytes(prompt) + shape.kv_read_bytes(prompt + output)) / 2 / gpu.bytes_per_s  # a token's
     found, wrong = row.measured, {}
     at_once = max((row.whole("num_prompts") or 1) // ranks, 1) if row.cells.get("load") == "burst" else 1
     first = prefill * (min(at_once, server.config.max_num_seqs) + 1) / 2
@@ -289,12 +290,19 @@ def impossible(row: Row, server: PredictedServer) -> dict[str, str]:
     if found.get("tpot", math.inf) < SURE * weights:
         wrong["tpot"] = f"{1e3 * found['tpot']:.2f} ms, the weights alone need {1e3 * weights:.2f} ms"
     clients = row.number("concurrency")
-    if clients and "output" in found and row.cells.get("load") == "closed":
-        c = clients / ranks
-        floor = c * prefill + output * (weights + c * (prompt + output / 2) * kv)
-        if clients * output / found["output"] < SURE * floor:
-            took = clients * output / found["output"]
+    if clients and row.cells.get("load") == "closed":
+        c = min(clients, row.number("num_prompts") or clients) / ranks
+        # a round: every client's prompt is prefilled, every token's step reads the weights and all clients' contexts.
+        # GEMMs may hide the reads of weights, not those of contexts: another kernel reads them
+        multiply, read, attend = c * prefill, output * weights, output * c * contexts
+        floor, least = multiply + read + attend, max(multiply, read) + attend
+        took = clients * output / found["output"] if "output" in found else math.inf
+        if took < SURE * floor:
             wrong["output"] = f"a round of {clients:g} takes {took:.2f} s, at peak {floor:.2f} s"
+        round_s = found.get("ttft", math.inf) + (output - 1) * found.get("tpot", math.inf)  # Little's law
+        if round_s < SURE * least and not {"ttft", "tpot"} & wrong.keys():
+            both = f"a request takes {round_s:.2f} s, {clients:g} at once {least:.2f} s at peak"
+            wrong.update(ttft=both, tpot=both)
     return wrong
 
 

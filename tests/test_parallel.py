@@ -229,3 +229,14 @@ def test_the_point_keeps_its_causes_over_several_gpus():
         assert sum(point["breakdown"][metric].values()) == pytest.approx(point["metrics"][metric]["value"])
         assert point["breakdown"][metric]["links_s"] > 0
     assert server_limits.server("vllm", run_params(tensor_parallel_size=2).engines["vllm"], QWEN, H200).layout.gpus == 2
+
+
+def test_quantized_inputs_of_row_parallel_matrices_are_split():
+    """Q/K/V and gate/up read all of the hidden state on every rank, O and down the part that the rank computed."""
+    shape = model.load_shape(ModelParams(config="llama-3.1-8b", weights="dummy", quantization="fp8"), ROOT)
+    whole, split = 32 * 2 * 4096, 32 * (4096 + 14336)
+    for ranks in (1, 2, 8):
+        inputs = sum(m.quantized_inputs for m in shape.rank(ranks).matrices)
+        assert inputs == whole + split // ranks
+    half = shape.with_layers(16)
+    assert sum(m.quantized_inputs for m in half.matrices) == (whole + split) // 2

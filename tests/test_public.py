@@ -27,11 +27,15 @@ def test_every_row_is_scored_or_named(tmp_path):
         )
     ]  # fmt: skip
     too_fast = some[0] | {"concurrency": "4", "tpot_ms": "0.5"}  # its weights alone need 3 ms
+    # 32 clients' contexts alone need 10 ms a token of an L4: their requests cannot all take 1 s
+    too_many = some[0] | {
+        "concurrency": "32", "prompt_tokens": "8000", "ttft_ms": "500", "tpot_ms": "4", "output_tok_s": ""
+    }  # fmt: skip
     (tmp_path / "models").mkdir()
     with (tmp_path / "points.csv").open("w", encoding="utf-8", newline="") as f:
         table = csv.DictWriter(f, list(some[0]))
         table.writeheader()
-        table.writerows([*some, unknown, too_fast, *bad])
+        table.writerows([*some, unknown, too_fast, too_many, *bad])
     bench = [sys.executable, str(ROOT / "benchmarks" / "bench_public.py")]
     asked = [*bench, "--data", str(tmp_path), "--json", "--jobs", "1"]
     env = os.environ | {"PYTHONPATH": f"{ROOT / 'lib'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
@@ -45,7 +49,8 @@ def test_every_row_is_scored_or_named(tmp_path):
     assert len(found["failed"]) == 1 + len(bad) and "\n".join(map(str.strip, found["failed"])) == named
     whys = "TPU-v9", "tp is 'two'", "q5_k", "fp128", "names no model", "nowhere", "'27 ms'", "tells no load", "tidal"
     assert all(why in named for why in (*whys, "cannot be split", "no figure"))
-    assert len(found["ruled_out"]) == 1 and "weights alone" in found["ruled_out"][0]
+    ruled_out = "\n".join(found["ruled_out"])
+    assert len(found["ruled_out"]) == 3 and "weights alone" in ruled_out and ruled_out.count("32 at once") == 2
 
 
 def test_a_folder_without_a_table_is_one_line(tmp_path):

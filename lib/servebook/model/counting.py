@@ -13,6 +13,7 @@ from .tree import Tree, Weight
 
 ON_EVERY_RANK = ("q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj", "wq_b", "wk", "weights_proj")
 SAME_INPUT = ("k_proj", "v_proj", "up_proj", "in_proj_z", "in_proj_a", "in_proj_b", "in_proj_ba", "kv_a_proj_with_mqa")
+SPLIT_INPUT = ("o_proj", "down_proj", "out_proj", "dense", "dense_4h_to_h", "c_proj", "wo", "w2", "fc2", "fc_out")
 PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k", "experts_per_token",
              "moe_top_k", "num_selected_experts", "expert_top_k", "topk")  # fmt: skip
 
@@ -30,13 +31,13 @@ def shape_of(
         part, split = _part(w, decoder)
         size, multiplies, inputs = _stored(w, part, quantization, dtype, experts)
         key = part, split, multiplies if part not in ("small", "embedding", "tower") else None
-        total = sums.setdefault(key, [0, 0, 0])
-        for i, value in enumerate((w.size, size, inputs)):
+        total = sums.setdefault(key, [0, 0, 0, 0])
+        for i, value in enumerate((w.size, size, inputs, inputs * _splits_input(w))):
             total[i] += value
     beside = sum(w.size for w in tree.beside)
     matrices = tuple(
-        Matrices(part=p, split=s, multiplies=m, parameters=n, stored_bytes=b, quantized_inputs=q)
-        for (p, s, m), (n, b, q) in sums.items()
+        Matrices(part=p, split=s, multiplies=m, parameters=n, stored_bytes=b, quantized_inputs=q, split_inputs=r)
+        for (p, s, m), (n, b, q, r) in sums.items()
     )
     kinds = attention(tree, decoder, element_bytes, kv_bytes)
     if not kinds:
@@ -172,6 +173,13 @@ def _part(w: Weight, decoder: str) -> tuple[str, str]:
     if any("attn" in n or "attention" in n for n in names) or last in ("q_proj", "o_proj"):
         return "attention", "tensor"
     return "mlp", "tensor"
+
+
+def _splits_input(w: Weight) -> bool:
+    """Whether tensor parallel gives each rank its part of the weight's input, not all of it."""
+    if w.kind == "experts":
+        return "down" in w.parameter or w.parameter.endswith("w2")
+    return w.name.rpartition(".")[2] in SPLIT_INPUT
 
 
 def _stored(

@@ -25,7 +25,8 @@ class Matrices:
     part: attention, mlp, experts, router, state, head, embedding, small (norms, biases), tower (vision, audio).
     split: how tensor parallelism divides them: tensor (evenly), kv (by KV heads), none (copied to each rank), vocab,
     experts. multiplies: dtype of the multiplication; None: not multiplied (embeddings, norms). quantized_inputs: input
-    elements per token that are quantized before the multiplication."""
+    elements per token that are quantized before the multiplication; split_inputs: those of which a rank has only its
+    part (the inputs of O and down, Megatron's row-parallel matrices)."""
 
     part: str
     split: str
@@ -33,6 +34,7 @@ class Matrices:
     stored_bytes: int
     multiplies: str | None = None
     quantized_inputs: int = 0
+    split_inputs: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,14 +279,16 @@ class ModelShape:
 
     def with_fp8_weights(self) -> ModelShape:
         """The same model with FP8 weights and activations in its layers' matrices, as an engine quantizes at load."""
-        # inputs of Q/K/V and of gate/up (hidden each), of O, of down
-        inputs = 2 * self.hidden + self.heads * self.head_dim + self.intermediate
-        each = self.layers * inputs  # counted once, with the first matrix
+        split = self.layers * (self.heads * self.head_dim + self.intermediate)  # inputs of O; of down
+        every = self.layers * 2 * self.hidden  # of Q/K/V; of gate/up
         quantized = []
         for m in self.matrices:
             if m.part in LINEAR and m.part != "router":
-                m = replace(m, stored_bytes=m.parameters, multiplies="fp8", quantized_inputs=each)
-                each = 0
+                mine = split if m.split in ("tensor", "experts") else 0
+                m = replace(
+                    m, stored_bytes=m.parameters, multiplies="fp8", quantized_inputs=every + mine, split_inputs=mine
+                )
+                every, split = 0, split - mine  # counted once, with the first of them
             quantized.append(m)
         return replace(self, matrices=tuple(quantized), weight_bits=8, quantization="fp8")
 
@@ -301,7 +305,10 @@ class ModelShape:
         """The same model with another number of layers, in the same proportions of kinds."""
         share = layers / self.layers
         matrices = tuple(
-            replace(m, parameters=round(m.parameters * share), stored_bytes=round(m.stored_bytes * share))
+            replace(
+                m, parameters=round(m.parameters * share), stored_bytes=round(m.stored_bytes * share),
+                quantized_inputs=round(m.quantized_inputs * share), split_inputs=round(m.split_inputs * share),
+            )
             if m.part in (*LINEAR, "small") else m
             for m in self.matrices
         )  # fmt: skip
@@ -321,9 +328,10 @@ class ModelShape:
             share = 1 / (experts_over if experts_over > 1 else tensor)
         if share == 1.0:
             return m
+        split = round(m.split_inputs * share)
         return replace(
             m, parameters=round(m.parameters * share), stored_bytes=round(m.stored_bytes * share),
-            quantized_inputs=m.quantized_inputs,
+            quantized_inputs=m.quantized_inputs - m.split_inputs + split, split_inputs=split,
         )  # fmt: skip
 
 
