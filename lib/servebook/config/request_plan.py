@@ -155,7 +155,7 @@ class RequestPlan(Sequence[Planned]):
         return (self._columns[2] < 0).nonzero()[0]
 
     @property
-    def talks(self) -> bool:
+    def has_conversations(self) -> bool:
         """Whether requests belong to conversations."""
         return self.workload.turns > 1 if self.workload.trace is None else bool((self._columns[2] >= 0).any())
 

@@ -60,7 +60,7 @@ class Loop:
         self, index: int, talk: Talk, scheduled: float | None = None, body: bytes | None = None
     ) -> tuple[Reply, bytes, Talk]:
         """A request that is ready to be sent."""
-        stream = TokenStream(keep=self.bodies.prompts.plan.talks)
+        stream = TokenStream(keep=self.bodies.prompts.plan.has_conversations)
         reply = Reply(index, *self.bodies.asked(index, talk), scheduled=scheduled, turn=talk.turn, stream=stream)
         return reply, body or self.bodies(index, talk), talk
 
@@ -110,7 +110,7 @@ class ClosedLoop(Loop):
     def _begin(self) -> tuple[Reply, bytes, Talk] | None:
         """The next prompt, or the first of the next conversation; None if there is none."""
         number, plan = next(self.begun), self.bodies.prompts.plan
-        index = plan.begins(number) if plan.talks else number
+        index = plan.begins(number) if plan.has_conversations else number
         return None if index is None else self._prepare(index, FRESH)
 
     def _prepare(self, index: int, talk: Talk) -> tuple[Reply, bytes, Talk] | None:
@@ -160,7 +160,7 @@ class OpenLoop(Loop):
 
     async def run(self, tracker: PointProgress, due: Iterator[float]) -> None:
         """One stage; due: ascending seconds from its start (see arrivals)."""
-        if self.bodies.prompts.plan.talks:
+        if self.bodies.prompts.plan.has_conversations:
             self.due = list(due)
             due = iter(self.due)
 
@@ -188,7 +188,7 @@ class OpenLoop(Loop):
         schedule = self._with_bodies(due)
         self.clock_start = now() + 0.02
         for offset, index, body in schedule:
-            if plan.talks and not plan.starts(index):
+            if plan.has_conversations and not plan.starts(index):
                 continue  # see _turn
             at = self.clock_start + offset
             reply, body, talk = self.prepared(index, FRESH, at, body)

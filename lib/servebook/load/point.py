@@ -144,7 +144,7 @@ async def measure_ramp(specs: Sequence[PointSpec], **options: Any) -> list[Measu
         ) as client,
         contextlib.AsyncExitStack() as stack,
     ):
-        dialect = await _connect(client, specs, rules[0], o, talks=plan.talks)
+        dialect = await _connect(client, specs, rules[0], o, talks=plan.has_conversations)
         loops = _loops(client, specs[0], dialect, plan, o)
         stack.enter_context(quiet_collector())
         for spec, rule in zip(specs, rules, strict=True):

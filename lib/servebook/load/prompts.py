@@ -60,7 +60,7 @@ class Prompts:
 
     def follows(self, index: int) -> int | None:
         """The request that continues the conversation of `index`, None if there is none."""
-        return self.plan.follows(index) if self.plan.talks else None
+        return self.plan.follows(index) if self.plan.has_conversations else None
 
     def _drawn(self, number: int, purpose: int, tokens: int) -> np.ndarray:
         """Rows of the table, uniform and a function of the seed and the numbers: bytes of SHAKE-128, scaled. Setting up

@@ -139,7 +139,7 @@ class Layout:
             shots = [RING_BASE_S + ring / (rate * RING_SHARE[step])]
         return shots[-1]
 
-    def talks(self, shape: ModelShape) -> bool:
+    def communicates(self, shape: ModelShape) -> bool:
         """Whether GPUs communicate in a step: those of a replica, or of replicas that share experts."""
         return self.gpus > self.data or (self.data > 1 and shape.experts is not None)
 

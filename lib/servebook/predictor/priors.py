@@ -1,4 +1,4 @@
-"""What is believed of a step-time model's constants before anything is measured, and why."""
+"""Priors of the step-time models' constants: mean, spread and bounds before any measurement, with reasons."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .parallel import ALONE, Layout
 
 @dataclass(frozen=True)
 class Prior:
-    """What is believed of a constant before any measurement: mean, sd, hard bounds, and why."""
+    """The prior of a constant: mean, sd, hard bounds, and the reason for them."""
 
     value: float
     sd: float
@@ -23,22 +23,22 @@ class Prior:
     unit: str = ""
 
 
-# what launching takes varies by so much from minute to minute (relative sd; the naive server's TPOT and vLLM's steps
-# beyond their graphs over the points of the H200 run of 2026-11-29)
+# relative sd of the host's launch time from minute to minute (from the naive server's TPOT and vLLM's steps outside
+# CUDA graphs, over the points of the H200 run of 2026-11-29)
 HOST_NOISE = 0.18
 # common factor on all host times, so that a slow single prompt also informs the other host constants
 SLOWNESS = "factor on all host times (single-core speed); cloud machines with the same GPU differ by 0.7 to 2"
-BOTH_TABLES = "chosen with both public tables (A40, A100) in view"
+BOTH_TABLES = "chosen to agree with both published tables (A40, A100)"
 
 
 def vllm_priors(
     shape: ModelShape, gpu: Gpu, facts: Mapping[str, object] | None = None, layout: Layout = ALONE
 ) -> dict[str, Prior]:
     """Priors of vLLM's constants. They depend on the GPU's generation, power cap and links, the attention backend, the
-    model's quantization, layers and split, and vLLM's version."""
-    talk = "of the link's rate, in large all-reduces (see parallel)"
+    model's quantization, layers and parallelism, and vLLM's version."""
+    link_why = "fraction of the link's rate that large all-reduces reach (see parallel)"
     links = (
-        {"link_share": Prior(layout.link_share(gpu), 0.08 if gpu.nvlink_gb_per_s else 0.10, 0.01, 1.0, talk)}
+        {"link_share": Prior(layout.link_share(gpu), 0.08 if gpu.nvlink_gb_per_s else 0.10, 0.01, 1.0, link_why)}
         if layout.gpus > layout.data
         else {}
     )
@@ -51,44 +51,45 @@ def vllm_priors(
         and "3" not in backend
         and gpu.generation not in ("hopper", "blackwell", "blackwell_rtx")
     )
-    tile = f"FlashAttention-2 fills a 64-row tile a decode token, at part of a prompt's efficiency; {BOTH_TABLES}"
-    packed = "FlashAttention-3, FlashInfer and Triton pack a group's query heads in mixed steps too"
+    tile = f"FlashAttention-2 uses a 64-row tile per decode token, less efficiently than for a prompt; {BOTH_TABLES}"
+    packed = "FlashAttention-3, FlashInfer and Triton pack the query heads of a group also in mixed steps"
     eight_bit = shape.activation_quantization_bytes > 0
     gemm = "large GEMMs under a power cap reach 55–85 % of dense peak"
     if eight_bit:
-        gemm = "8-bit GEMMs with a scale a token; aiconfigurator's H200 measurements save 15 ms of 40 for 2,048 tokens"
+        gemm = "8-bit GEMMs with one scale per token; on aiconfigurator's H200, 2,048 tokens take 25 ms instead of 40"
     cap = "continuous prefill runs at 1,520 MHz, a single one at 1,800: 7 to 8 % slower on the H200 at C = 16 to 128"
     decode_cap = (0.08, 0.03) if gpu.generation == "hopper" else (0.0, 0.02)
     decode_why = (
-        "large decode batches too: an H200 at 690 of 700 W runs at 1,600 MHz from 128 sequences of an 8B model on, and"
-        " steps are 8 to 11 % longer; 200 at once of a 7B: 6 %"
+        "large decode batches reach the power cap: with 128 or more sequences of an 8B model, an H200 at 690 of 700 W"
+        " runs at 1,600 MHz and steps are 8 to 11 % longer; with 200 sequences of a 7B model, 6 %"
     )
-    kv_reads = "a decode's attention reads its KV at so much of the datasheet's bandwidth (aiconfigurator's tables)"
+    kv_reads = "fraction of the datasheet's bandwidth at which decode attention reads KV (aiconfigurator's tables)"
     kv = {"hopper": (0.91, 0.03), "blackwell": (0.87, 0.04)}.get(gpu.generation, (0.79, 0.05))
     stream, matmul, exposed, attention = (0.84, 0.05), (0.70, 0.10), (0.30, 0.10), (0.45, 0.10)
     sequence = 5e-6, 3e-6
     if gpu.generation in ("hopper", "blackwell"):
-        # warp-specialized kernels, from an H200's first run and its repeat. Decodes: from one to 16 sequences of 8,192
-        # tokens 7.1 GB more KV in 1.6 ms, from one to 64 of 512 at most 4 µs each beyond KV. Prefills: lone prompts of
-        # 2,048 to 16,384 tokens take 42 ms of GEMMs a 2,048 and 52 % of dense peak in attention
+        # warp-specialized kernels, from an H200's first run and its repeat. Decodes: 16 instead of 1 sequences of 8,192
+        # tokens read 7.1 GB more KV in 1.6 ms; 64 instead of 1 of 512 tokens add at most 4 µs each beyond the KV reads.
+        # Prefills: single prompts of 2,048 to 16,384 tokens take 42 ms of GEMMs per 2,048 tokens, and attention reaches
+        # 52 % of dense peak
         stream, matmul, exposed, attention = (0.90, 0.03), (0.67, 0.08), (0.25, 0.08), (0.52, 0.05)
         sequence = 1.5e-6, 1e-6
     if eight_bit:
         stream, matmul, exposed = (0.84, 0.04), (0.60, 0.08), (0.30, 0.10)
     if (capped := _sustained(gpu)) < matmul[0]:
-        matmul, gemm = (capped, 0.15 * capped), "what the board's power sustains of the peak (see _sustained)"
+        matmul, gemm = (capped, 0.15 * capped), "fraction of the peak that the board's power sustains (see _sustained)"
     return {
         "bandwidth_share": Prior(*stream, 0.5, 0.95, "streaming kernels reach 75–92 % of the datasheet's bandwidth"),
         "kv_share": Prior(*kv, 0.4, 0.97, kv_reads),
         "matmul_share": Prior(*matmul, 0.25, 0.95, gemm),
-        "overlap_loss": Prior(*exposed, 0.0, 1.0, f"share of the shorter of reads and GEMMs not hidden; {BOTH_TABLES}"),
+        "overlap_loss": Prior(*exposed, 0.0, 1.0, f"part of the shorter of reads and GEMMs not hidden; {BOTH_TABLES}"),
         "attention_share": Prior(*attention, 0.1, 0.8, "FlashAttention's causal prefill reaches 40–60 % of dense peak"),
         "mixed_rows": Prior(90, 10, 16, 128, tile) if tiled else Prior(1.2, 0.4, 1, 8, packed),
         **_host_priors(shape, gpu, facts, layout),
         "host_slowness": Prior(1.0, 0.15, 0.4, 4.0, SLOWNESS),
         "capped_loss": Prior(*((0.075, 0.02) if gpu.generation == "hopper" else (0.0, 0.01)), 0.0, 0.3, cap),
         "decode_capped_loss": Prior(*decode_cap, 0.0, 0.4, decode_why),
-        "host_per_sequence_s": Prior(*sequence, 0.0, 1e-4, "scheduling and output handling a running request", "s"),
+        "host_per_sequence_s": Prior(*sequence, 0.0, 1e-4, "scheduling and output handling per running request", "s"),
         **_frontend_priors(facts),
         **expert_priors(shape, layout),
         **links,
@@ -102,7 +103,7 @@ SUSTAINED_TFLOPS_PER_W = {"ada": 0.71, "hopper": 1.17, "ampere": 0.69}
 
 
 def _sustained(gpu: Gpu) -> float:
-    """The share of the 16-bit peak that the board's power sustains; 1 where no cap is known."""
+    """Fraction of the 16-bit peak that the board's power sustains; 1 if the power cap is not known."""
     per_w = SUSTAINED_TFLOPS_PER_W.get(gpu.generation)
     if gpu.board_power_w is None or per_w is None:
         return 1.0
@@ -110,27 +111,28 @@ def _sustained(gpu: Gpu) -> float:
 
 
 def _host_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object], layout: Layout) -> dict[str, Prior]:
-    """What the engine's process and the launching of kernels take."""
-    # 11 kernels a layer; quantizing activations adds the input of O and what no norm or activation can be fused with
+    """Priors of the host times in the engine's process: scheduling, and launching kernels."""
+    # 11 kernels per layer; quantizing activations adds those that cannot be fused with a norm or activation (input of
+    # O, for example)
     eight_bit = shape.activation_quantization_bytes > 0
     # tensor parallel: two all-reduces
     kernels = (11 + 2 * eight_bit + 2 * (layout.tensor > 1) + more_kernels(shape)) / 11
     layer_s = kernels * {"hopper": 35e-6, "blackwell": 30e-6, "ada": 55e-6}.get(gpu.generation, 65e-6)
-    # lone steps of four 7B and 8B models on H200s beyond reading their weights, in 28, 28, 32 and 36 layers: 1.37, 1.42
-    # (8 bits), 1.28 and 1.47 ms
+    # time of decode steps at C = 1 beyond reading the weights, of four 7B and 8B models with 28, 28, 32 and 36 layers
+    # on H200s: 1.37, 1.42 (8 bits), 1.28 and 1.47 ms
     host = (0.0003 if gpu.generation == "hopper" else 0.0004) + shape.layers * layer_s
-    # a compiled step launches quantization with the norm or activation before it, and an all-reduce as one more call
+    # in a compiled step, quantization is fused with the norm or activation before it; an all-reduce is one more launch
     launches = (11 + eight_bit + (layout.tensor > 1) + more_kernels(shape)) / 11
     alone = 0.00060 if facts.get("cuda_graphs", True) is False else 0.00068
-    eager = "a layer's kernels one by one: the host's speed, not the GPU's; an H200's took 0.5 to 1 ms beyond graphs,"
-    eager += " an A100's in eager mode 0.56 (4-bit Qwen3-32B, 4 clients: 38.5 ms a token where the GPU needs 15)"
-    piecewise = "the attention is launched as ever, the rest as one graph a layer; an H200's 128-token prompts"
-    prepare = "schedule, inputs, replay of a graph; from an H200 run's gap between a long launch and its first token"
+    eager = "launching a layer's kernels one by one, bound by the host; 0.5 to 1 ms without CUDA graphs on an H200's"
+    eager += " host, 0.56 in eager mode on an A100's (4-bit Qwen3-32B, 4 clients: TPOT 38.5 ms, GPU time 15 ms)"
+    piecewise = "one graph per layer for all except the attention; from 128-token prompts on an H200"
+    prepare = "scheduling, inputs, replaying a graph; from an H200 run's gap between a long launch and its first token"
     old = _before(facts.get("version"), (0, 14))
-    running = "scheduling, inputs and outputs of a running request in the engine's process"
+    running = "scheduling, inputs and outputs per running request in the engine's process"
     engine_sequence = (22e-6, 8e-6) if old else (18e-6, 6e-6)
     return {
-        "host_s": Prior(host, 0.3 * host, 0.0, 5 * host, "sampling, and ramps and tails of a layer's kernels", "s"),
+        "host_s": Prior(host, 0.3 * host, 0.0, 5 * host, "sampling; starts and ends of a layer's kernels", "s"),
         "layer_launch_s": Prior(alone * launches, 0.00018, 5e-5, 0.005, eager, "s"),
         "piecewise_share": Prior(0.37, 0.12, 0.1, 1.0, piecewise),
         "prepare_s": Prior(0.0019, 0.0007, 2e-4, 0.02, prepare, "s"),
@@ -139,24 +141,22 @@ def _host_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object], layou
 
 
 def _frontend_priors(facts: Mapping[str, object]) -> dict[str, Prior]:
-    """What the API server takes."""
-    event = (
-        "detokenizing, JSON and a write a token on the API server's one loop; an H200's: 74 µs with the usage that this"
-    )
-    event += " book's client asks for in every event, 52 to 55 µs without, at 200 and 256 running requests"
+    """Priors of the API server's times."""
+    event = "detokenizing, JSON and a write per token in the API server's event loop; on an H200's host 74 µs with"
+    event += " usage in every event (as servebook requests it), 52 to 55 µs without, at 200 and 256 running requests"
     event_s = (75e-6, 20e-6) if facts.get("usage_per_event", True) else (53e-6, 10e-6)
     return {
-        "frontend_request_s": Prior(0.004, 0.003, 0.0, 0.1, "HTTP, JSON and the way through the engine's queues", "s"),
+        "frontend_request_s": Prior(0.004, 0.003, 0.0, 0.1, "HTTP, JSON and the engine's queues", "s"),
         "frontend_token_s": Prior(1.5e-6, 1.5e-6, 0.0, 3e-5, "parsing, validating and hashing prompt tokens", "s"),
         "frontend_event_s": Prior(*event_s, 0.0, 1e-3, event, "s"),
     }
 
 
 def more_kernels(shape: ModelShape) -> float:
-    """Kernels a layer beyond a dense decoder's eleven, averaged over the layers.
+    """Kernels per layer in addition to a dense decoder's eleven, averaged over the layers.
 
-    A router, sorting, padding, two grouped GEMMs and their sum instead of three kernels of an MLP; latent attention's
-    projections and absorbed products; a convolution and a scan."""
+    Experts: a router, sorting, padding, two grouped GEMMs and their sum instead of an MLP's three kernels. Latent
+    attention: its projections and absorbed products. States: a convolution and a scan."""
     latent = sum(a.layers for a in shape.attention if a.kind == "latent")
     states = sum(a.layers for a in shape.attention if a.kind == "state")
     routed = shape.experts.layers if shape.experts else 0
@@ -164,26 +164,27 @@ def more_kernels(shape: ModelShape) -> float:
 
 
 def expert_priors(shape: ModelShape, layout: Layout = ALONE) -> dict[str, Prior]:
-    """Priors of MoE grouped kernels; {} for a dense model. From aiconfigurator 0.12's tables of vLLM 0.24's
-    fused_moe on H200 and H100 (bf16, Triton): 128 experts of 768 and 8 of 14,336 within 10 % at 1 to 16,384 tokens."""
+    """Priors of the experts' grouped kernels; {} for a dense model. From aiconfigurator 0.12's tables of vLLM 0.24's
+    fused_moe on H200 and H100 (bf16, Triton), which they match within 10 % at 1 to 16,384 tokens, for 128 experts of
+    width 768 and 8 of width 14,336."""
     if shape.experts is None:
         return {}
     wide = shape.experts.intermediate
-    rows = "a grouped GEMM of the dense ones' rate, the narrower the expert the less: I / (I + 250)"
+    rows = "rate of a grouped GEMM relative to a dense one, lower for narrow experts: I / (I + 250), I: width"
     if any(m.part == "experts" and m.multiplies in ("fp8", "int8", "fp4") for m in shape.matrices):
-        rows, narrow = f"{rows}; in 8 bits by blocks 0.6 of that", 0.6
+        rows, narrow = f"{rows}; 0.6 of that in 8 bits with scales per block", 0.6
     else:
         narrow = 1.0
     matmul = narrow * wide / (wide + 250)
-    sync = "replicas agree on a step's size over the CPU first; chosen with a trace of two RTX PRO 6000 in view"
-    alike = "1: the router picks all experts equally often; a skewed one uses fewer"
+    sync = "replicas first agree on a step's size, via the CPU; chosen to agree with a trace of two RTX PRO 6000"
+    uniform = "1: the router picks all experts equally often; a skewed one uses fewer"
     return {
-        "expert_bandwidth": Prior(0.96, 0.06, 0.5, 1.1, "of the dense matrices' bandwidth, where all experts are read"),
+        "expert_bandwidth": Prior(0.96, 0.06, 0.5, 1.1, "relative to dense matrices' bandwidth, all experts read"),
         "expert_matmul": Prior(matmul, 0.15 * matmul, 0.1, 1.2, rows),
-        "expert_overlap": Prior(0.5, 0.15, 0.0, 1.0, "share of the shorter of experts' reads and GEMMs not hidden"),
-        # learned from the H200 run of 2026-11-30: lone and mixed steps of 900 tokens took 95 ms, 57 were predicted
+        "expert_overlap": Prior(0.5, 0.15, 0.0, 1.0, "part of the shorter of experts' reads and GEMMs not hidden"),
+        # learned from the H200 run of 2026-11-30: prefill and mixed steps of 900 tokens took 95 ms, 57 were predicted
         "expert_launch_s": Prior(0.0009, 0.0003, 0.0, 0.005, "routing and grouped kernels launched one by one", "s"),
-        "expert_spread": Prior(1.0, 0.08, 0.2, 1.0, alike),
+        "expert_spread": Prior(1.0, 0.08, 0.2, 1.0, uniform),
         **({"replica_sync_s": Prior(0.0015, 0.0007, 0.0, 0.02, sync, "s")} if layout.data > 1 else {}),
     }
 
@@ -194,34 +195,34 @@ def _before(version: object, what: tuple[int, int]) -> bool:
 
 
 def _cpu_vllm_priors(shape: ModelShape) -> dict[str, Prior]:
-    host, shared = 0.002 + 0.0004 * shape.layers, "engine and client share the cores"
+    host, shared = 0.002 + 0.0004 * shape.layers, "server and client share the cores"
     return {
-        "bandwidth_share": Prior(0.6, 0.2, 0.1, 1.0, f"of a measured copy; {shared}"),
-        "matmul_share": Prior(0.3, 0.12, 0.01, 0.9, f"of cores × clock × vector width; {shared}"),
+        "bandwidth_share": Prior(0.6, 0.2, 0.1, 1.0, f"relative to a measured copy; {shared}"),
+        "matmul_share": Prior(0.3, 0.12, 0.01, 0.9, f"relative to cores × clock × vector width; {shared}"),
         "overlap_loss": Prior(0.8, 0.2, 0.0, 1.0, "a CPU core waits for its loads"),
         "attention_share": Prior(0.12, 0.06, 0.002, 0.6, "CPU attention kernels"),
         "mixed_rows": Prior(1.5, 0.5, 1, 16, "no query tiles"),
         "decode_rows": Prior(6, 4, 0, 64, "attention time per decode token, in prompt tokens (idle vector units)"),
-        "host_s": Prior(host, 0.5 * host, 0.0, 0.2, "eager PyTorch: Python and small operators a layer", "s"),
+        "host_s": Prior(host, 0.5 * host, 0.0, 0.2, "eager PyTorch: Python and small operators per layer", "s"),
         "host_per_sequence_s": Prior(1e-4, 8e-5, 0.0, 5e-3, f"scheduling, detokenizing, streaming; {shared}", "s"),
-        "frontend_request_s": Prior(0.010, 0.006, 0.0, 0.2, "HTTP, JSON and the way through the engine's queues", "s"),
+        "frontend_request_s": Prior(0.010, 0.006, 0.0, 0.2, "HTTP, JSON and the engine's queues", "s"),
         "frontend_token_s": Prior(2e-6, 1.5e-6, 0.0, 1e-4, "parsing, validating and hashing prompt tokens", "s"),
     }
 
 
 def naive_priors(shape: ModelShape, gpu: Gpu) -> dict[str, Prior]:
-    """Transformers' eager loop: launch-bound where the GPU is fast, so a decode step is max(GPU, layers × launches); a
-    CPU does one after the other."""
-    cpu, copy, cores = gpu.is_cpu, "of a measured copy", "of cores × clock × vector width"
+    """Priors of Transformers' eager loop. On a GPU, launches overlap with the work, so that a decode step takes
+    max(GPU, layers × launches); on a CPU they add up."""
+    cpu, copy, cores = gpu.is_cpu, "relative to a measured copy", "relative to cores × clock × vector width"
     launch = 0.0010 if cpu else 0.00085
-    row = "one query token in PyTorch's CPU attention kernel, of a prompt token's time; it, not torch.cat, grows TPOT"
+    row = "time of a decode token in PyTorch's CPU attention kernel, in prompt tokens; it makes TPOT grow with context"
     return {
         **({"decode_rows": Prior(14, 8, 0, 100, row)} if cpu else {}),
         "bandwidth_share": Prior(0.6, 0.2, 0.1, 1.0, copy) if cpu else Prior(0.80, 0.05, 0.5, 0.95, "as for vLLM"),
         "matmul_share": Prior(0.25, 0.12, 0.01, 0.9, cores) if cpu else Prior(0.66, 0.10, 0.2, 0.95, "unfused GEMMs"),
         "overlap_loss": Prior(0.8 if cpu else 0.3, 0.2 if cpu else 0.1, 0.0, 1.0, "as for vLLM"),
         "attention_share": Prior(0.08, 0.05, 0.002, 0.6, "on a CPU") if cpu else Prior(0.4, 0.12, 0.05, 0.8, "SDPA"),
-        "layer_launch_s": Prior(launch, 0.3 * launch, 5e-5, 0.01, "about 20 kernels and their Python a layer", "s"),
+        "layer_launch_s": Prior(launch, 0.3 * launch, 5e-5, 0.01, "about 20 kernels and their Python per layer", "s"),
         "host_s": Prior(0.0015, 0.001, 0.0, 0.05, "sampling, streaming, the event loop", "s"),
         "kv_recopy": Prior(3.0, 0.3, 1.0, 5.0, "the growing cache is read, written and read again (post 2)"),
         "frontend_request_s": Prior(0.004, 0.003, 0.0, 0.1, "HTTP and JSON", "s"),

@@ -1,4 +1,4 @@
-"""One point's load on one server: shared out over the server's groups, simulated, and what that shows."""
+"""Simulates one point's load on one server, split over the server's groups, and summarizes the result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LatencyPercentiles = dict[str, dict[str, float]]  # latency → percentile → s
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a simulated point shows. Seconds, tokens/s and requests/s; window_s: until the client stops."""
+    """The figures of a simulated point, in seconds, tokens/s and requests/s. window_s: time until the client stops."""
 
     ttft_s: float
     tpot_s: float
@@ -40,16 +40,16 @@ class Outcome:
     running_mean: float
     ttft_p99_s: float
     window_s: float
-    requests: float  # that the client would measure
-    measured: int  # that were simulated
+    requests: float  # number that the client would measure
+    measured: int  # number that was simulated
     preemptions: int
 
-    hit_share: float = 0.0  # of the measured requests' prompt tokens, found in the prefix cache
-    spread: LatencyPercentiles = field(default_factory=dict)  # by metric and statistic
+    hit_share: float = 0.0  # share of the measured requests' prompt tokens that were in the prefix cache
+    spread: LatencyPercentiles = field(default_factory=dict)
 
 
 def spread_of(values: Mapping[str, np.ndarray]) -> LatencyPercentiles:
-    """The percentiles of each latency."""
+    """The percentiles of each latency. values: {latency: seconds of every request}."""
     return {
         latency: dict(zip(PERCENTILES, map(float, np.percentile(v, list(PERCENTILES.values()))), strict=True))
         for latency, v in values.items()
@@ -65,17 +65,17 @@ class Scenario:
     spec: PointSpec
     load: Load
     hit_share: float = 0.0  # share of prompts whose tokens are already in the prefix cache
-    running_gauge: bool = False  # decode rate by vLLM's running gauge, as in the posts; else in flight − waiting gauge
-    cached_prompts: int = 0  # instead of hit_share: the first so many prompts are there, and none after them
-    overlap: int = 0  # of one group of several, whose load is its share already: chunks in the pipeline at once
-    text: bool = False  # prompts are sent as texts (other tools' way), not as token ids
-    every: int = 1  # of one group of several in a finite run: it gets every so many-th request
-    offset: int = 0  # from this one on
+    running_gauge: bool = False  # decode rate from vLLM's running gauge, as in the posts; else in flight − waiting
+    cached_prompts: int = 0  # instead of hit_share: number of prompts that are cached, from the first on
+    overlap: int = 0  # > 0: this is one group with its share of the load, with this many chunks in the pipeline at once
+    text: bool = False  # prompts are sent as text (as other tools do), not as token ids
+    every: int = 1  # one group in a finite run gets every `every`-th request,
+    offset: int = 0  # from this index on
 
     @cached_property
     def groups(self) -> list[tuple[Scenario, int]]:
-        """The groups of requests that step by themselves, largest first: (a group's share of the load, how many such).
-        Routed evenly, as vLLM balances equal requests; of a finite run every n-th request."""
+        """[(scenario of a group with its share of the load, number of such groups)], largest share first. Requests are
+        routed evenly, as vLLM balances equal requests. In a finite run each group gets every n-th request."""
         layout, spec, load = self.server.layout, self.spec, self.load
         n = layout.groups
         if n == 1 or self.overlap:
@@ -90,7 +90,7 @@ class Scenario:
             rate = replace(spec, rate_per_s=(spec.rate_per_s or 0.0) / n, concurrency=cap)
             return [(replace(self, spec=rate, load=share, overlap=1), n)]
         c = spec.concurrency or 1
-        overlap = max(1, layout.pipeline // c)  # where fewer clients than stages leave some of them empty
+        overlap = max(1, layout.pipeline // c)  # fewer clients than stages leave stages empty
         sizes = [(c // n + 1, c % n), (c // n, n - c % n)]
         return [
             (replace(self, spec=self._clients_share(size, c), load=share, overlap=overlap), k)
@@ -106,7 +106,7 @@ class Scenario:
         return request_plan.of_point(self.spec, self.load)
 
     def prompts(self, seed: int) -> Sequence[Prompt]:
-        """The requests in turn. Without a workload, hit_share or cached_prompts say what the cache holds."""
+        """The requests in order. Without a workload, hit_share or cached_prompts give the content of the cache."""
         if self._plan is not None:
             return self._plan if self.every == 1 else request_plan.Part(self._plan, self.every, self.offset)
         p, o = self.spec.prompt_tokens, self.spec.output_tokens
@@ -118,14 +118,14 @@ class Scenario:
         return [Prompt(p, o, p if rng.random() < self.hit_share else 0) for _ in range(4096)]
 
     def clients(self, seed: int, requests: int | None = None) -> Traffic:
-        """The load as the client sends it; `requests`: how many to measure, else as many as the point may at most."""
+        """The load as the client sends it. requests: number to measure; None: the point's maximum."""
         spec, load = self.spec, self.load
         _, most = load.least_and_most(spec.clients)
         if spec.requests is not None:
             return self._finite(seed)
         if not spec.closed:
             count, warmup = requests or most, load.warmup_requests
-            enough = warmup + 2 * count + 200  # arrivals go on until the last measured request has ended
+            enough = warmup + 2 * count + 200  # arrivals continue until the last measured request ends
             times = request_plan.due_times(spec, load, enough)
             return Traffic(
                 self.prompts(seed),
@@ -166,7 +166,7 @@ class Scenario:
         )
 
     def simulate(self, times: Times, seed: int = 1, requests: int | None = None, *, log: bool = False) -> Result:
-        """The clients against the server, of several groups the largest. requests: to measure, of the whole load."""
+        """The result of simulating the largest group. requests: number to measure, for the whole load."""
         group = self.groups[0][0]
         if group is not self:
             return group.simulate(times, seed, requests and max(round(requests / self._equal(group)), 1), log=log)
@@ -180,11 +180,12 @@ class Scenario:
         return simulation.simulate(config, times, load, log=log)
 
     def _equal(self, group: Scenario) -> float:
-        """How many groups of this size would hold the whole load."""
+        """Number of groups of this size that the whole load would fill."""
         whole = self.spec.clients
         return whole / (group.spec.concurrency or 1) if whole else self.server.layout.groups
 
     def outcome(self, times: Times, seed: int = 1, requests: int | None = None) -> Outcome:
+        """The figures over all groups, each simulated. requests: number to measure, for the whole load."""
         parts = []
         for group, count in self.groups:
             asked = requests and max(round(requests / self._equal(group)), 1)
@@ -192,7 +193,7 @@ class Scenario:
         return _together(parts)
 
     def summarize(self, result: Result, times: Times | None = None) -> Outcome:
-        """What a simulated result shows, of the largest group as if all were like it."""
+        """The figures of the whole load from a result of the largest group, as if all groups were like it."""
         group = self.groups[0][0]
         return _together([(group._one(result, times), self._equal(group))])
 
@@ -212,9 +213,11 @@ class Scenario:
         )  # fmt: skip
 
     def _window(self, result: Result, times: Times | None) -> tuple[float, float]:
-        """(seconds until the client stops, requests measured until then): enough requests and seconds and narrow
-        intervals of mean TTFT and latency, or the most of either. Intervals as wide as those of the simulated requests,
-        and the host's noise where launches decide."""
+        """(seconds until the client stops, requests that it measures until then).
+
+        The client stops when it has the minimum of requests and seconds and narrow confidence intervals of mean TTFT
+        and latency, or at the maximum of requests or seconds. The intervals follow from the variance of the simulated
+        requests, plus the host's noise if launches bound the time."""
         spec, load, n = self.spec, self.load, len(result.measured)
         if spec.requests is not None:
             return result.wall_s, n
@@ -239,7 +242,7 @@ class Scenario:
 
 
 def _together(parts: Sequence[tuple[Outcome, float]]) -> Outcome:
-    """What groups that step by themselves show together: [(outcome, how many such)]."""
+    """The figures of all groups together. parts: [(outcome of a group, number of such groups)]."""
     first = parts[0][0]
     if len(parts) == 1 and parts[0][1] == 1:
         return first
@@ -265,19 +268,19 @@ def _together(parts: Sequence[tuple[Outcome, float]]) -> Outcome:
 
 
 def whole_rounds(least: int, concurrency: int | None) -> int:
-    """At least so many requests, in whole rounds of all clients: clients in lockstep end together, and a window that
-    ends inside a round counts its time but not its requests."""
+    """`least`, rounded up to whole rounds of all clients. Synchronized clients end together, and a window that ends
+    inside a round would count its time but not its requests."""
     c = concurrency or 1
     return -(-least // c) * c
 
 
 def average(outcomes: Sequence[Outcome]) -> Outcome:
-    """The mean of several seeds' outcomes."""
+    """The arithmetic mean of outcomes."""
     return _merged(outcomes, lambda values: sum(values) / len(values))
 
 
 def typical(outcomes: Sequence[Outcome]) -> Outcome:
-    """The middle of outcomes that scatter by factors: geometric means, where all are positive."""
+    """The geometric mean of outcomes; the arithmetic mean for a figure that is not always positive."""
     return _merged(outcomes, lambda v: statistics.geometric_mean(v) if min(v) > 0 else sum(v) / len(v))
 
 
@@ -302,8 +305,8 @@ def capacity_per_s(
     most: int = 256,
     like: PointSpec | None = None,
 ) -> float:
-    """The request rate at saturation: a closed loop with as many clients as have a seat and KV (`most` a group). like:
-    a point with such a workload."""
+    """Requests/s at saturation, from a closed loop with as many clients as max_num_seqs and the KV pool allow (at most
+    `most` per group). like: a point whose workload to use."""
     load = Load(jitter_s=0.0, warmup_requests=0)
     config, groups = server.config_for(prompt_tokens + output_tokens), server.layout.groups
     held = max(1, config.kv_blocks * config.block_size // (prompt_tokens + output_tokens))

@@ -1,13 +1,14 @@
-"""vLLM V1's scheduling decisions, step by step: which request gets how many tokens. Knows no time, files or plots.
+"""vLLM V1's scheduling decisions, step by step: the number of tokens for each request. Independent of time.
 
-Follows `vllm/v1/core/sched/scheduler.py` (0.32): `running` is walked in admission order, then `waiting` first come,
-first served, each taking min(what it still needs, what is left of the token budget); admission reserves KV blocks for
-the whole prompt; without a free block the newest running request is preempted and recomputed; with asynchronous
-scheduling one batch is queued behind the running one, and a finished request counts as running and keeps its blocks
-until its last step has been processed.
+Follows `vllm/v1/core/sched/scheduler.py` (0.32). Each step goes through `running` in admission order, then through
+`waiting` first come, first served. A request gets the minimum of the tokens that it needs and those left in the budget.
+Admission reserves KV blocks for the whole prompt. Without a free block, the newest running request is preempted and
+recomputed. With asynchronous scheduling, one batch is queued behind the running one, and a finished request counts as
+running and keeps its blocks until its last step has been processed.
 
-Decodes advance in lockstep, so their state is kept against a shared decode clock and a step costs the same for 4 or 400
-of them; whatever breaks the lockstep (a preemption, a budget that starves a decode) is walked request by request.
+For speed, decodes advance in lockstep: their state is stored relative to a shared decode clock, so that the cost of a
+step does not depend on their number. Steps that break the lockstep (a preemption, a budget too small for all decodes)
+are processed request by request.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from dataclasses import dataclass, field
 
 from .kv_blocks import Block, BlockPool, PrefixTree, PromptSegments, Slot
 
-WAITING, PREFILL, DECODE, DRAINING, FINISHED = range(5)  # DRAINING: last token scheduled, its step not processed yet
+WAITING, PREFILL, DECODE, DRAINING, FINISHED = range(5)  # DRAINING: last token scheduled, but its step not processed
 
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """vLLM's own names and defaults. kv_blocks counts usable blocks (vLLM keeps one of its pool as a null block)."""
+    """vLLM's names and defaults. kv_blocks: usable blocks, without vLLM's null block."""
 
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
@@ -37,15 +38,15 @@ class SchedulerConfig:
 
     @property
     def depth(self) -> int:
-        """Batches in flight at most: one running, and with asynchronous scheduling one queued behind it."""
+        """Maximum batches in flight: one running, and with asynchronous scheduling one queued behind it."""
         return 2 if self.async_scheduling else 1
 
 
 class Request:
-    """One request: prompt_tokens, output_tokens, hit_tokens (prompt tokens that the prefix cache is said to hold).
+    """One request: prompt_tokens, output_tokens, hit_tokens (prompt tokens assumed to be in the prefix cache).
 
-    Where contents are known, what the cache holds follows from them: `shared`, leading parts of the prompt that others
-    may have too, and `conversation`, whose requests each begin with all of the one before.
+    If contents are known, the cache hits follow from them instead. shared: leading parts of the prompt that other
+    prompts may share. conversation: its requests each begin with the whole of the one before.
     """
 
     __slots__ = (
@@ -60,29 +61,29 @@ class Request:
         self.slots: Sequence[Slot] = ()
         self.conversation: Hashable = None
         self.last_turn = True
-        self.blocks: list[Block] = []  # shared ones that it holds
+        self.blocks: list[Block] = []  # the shared blocks that it holds
         self.cached_tokens = 0  # prompt tokens found in the prefix cache when it was first admitted
         self.prompt_tokens, self.output_tokens, self.hit_tokens = prompt_tokens, output_tokens, hit_tokens
         self.state = WAITING
-        self.computed = 0  # tokens with KV, scheduled ones included (while decoding: base + clock)
+        self.computed = 0  # tokens with KV, including scheduled ones (while decoding: base + clock)
         self.target = prompt_tokens  # tokens to compute before the next one is sampled
-        self.delivered = 0  # output tokens processed (kept up to date only while not decoding)
-        self.base = self.finish = self.seq = 0  # finish: the clock after its last decode step
-        self.joined = self.drained = -1  # index of the step that finished its prefill; of its last step
-        self.stale = 0  # steps in flight from before its preemption
+        self.delivered = 0  # output tokens processed (not updated while decoding)
+        self.base = self.finish = self.seq = 0  # finish: the decode clock after its last step; seq: order of admission
+        self.joined = self.drained = -1  # index of the step that finished its prefill, and of its last step
+        self.stale = 0  # steps in flight that were scheduled before its preemption
         self.preemptions = 0
         self.due_s = self.sent_s = self.ready_s = self.scheduled_s = self.first_s = self.end_s = -1.0
 
     @property
     def owner(self) -> Hashable:
-        """Who can reuse its unshared cached blocks: itself after a preemption, or the next turn of its conversation."""
+        """The key for reuse of its unshared cached blocks: itself (after a preemption), or its conversation."""
         return self if self.conversation is None else self.conversation
 
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One forward pass. chunks: [(request, new tokens, tokens already computed, samples a token)]; decodes: requests
-    that decode one token; kv_tokens: context tokens that these decodes read."""
+    """One forward pass. chunks: [(request, new tokens, tokens computed before, whether it samples a token)]; decodes:
+    number of requests that decode one token; kv_tokens: context tokens that these decodes read."""
 
     index: int
     decodes: int = 0
@@ -90,8 +91,8 @@ class Step:
     chunks: list[tuple[Request, int, int, bool]] = field(default_factory=list)
     finishing: list[Request] = field(default_factory=list)  # requests whose last token this step samples
     skipped: set[Request] | None = None  # decoding requests left out of this step
-    stale: list[tuple[Request, bool]] | None = None  # preempted since: (request, was a token sampled)
-    tokens: dict[int, int] | None = None  # tokens per request id, kept when tracing
+    stale: list[tuple[Request, bool]] | None = None  # requests preempted since: (request, whether it sampled a token)
+    tokens: dict[int, int] | None = None  # {request id: tokens}, only when tracing
 
     @property
     def empty(self) -> bool:
@@ -99,7 +100,7 @@ class Step:
 
 
 class Scheduler:
-    """`add` requests, `schedule` a step, `update` it once it has run (steps are updated in the order scheduled)."""
+    """vLLM's scheduler: `add` requests, `schedule` a step, and `update` it after it has run, in scheduling order."""
 
     def __init__(self, config: SchedulerConfig, trace: bool = False) -> None:
         self.config, self.trace = config, trace
@@ -109,8 +110,8 @@ class Scheduler:
         self.running: dict[Request, None] = {}  # in admission order
         self.prefilling: dict[Request, None] = {}
         self.inflight: deque[Step] = deque()
-        self.clock = 0  # decode steps so far
-        self.decodes = 0  # requests decoding
+        self.clock = 0  # number of decode steps so far
+        self.decodes = 0  # number of decoding requests
         self.preemptions = 0
         self._base_sum = 0
         self._residue = [0] * config.block_size  # decodes that need a new block when clock % block_size == i
@@ -119,7 +120,7 @@ class Scheduler:
 
     # -- lockstep decodes -------------------------------------------------------------------------------------------
     def _join(self, r: Request, step: Step) -> None:
-        """The step samples r's next token; from the next step on it decodes."""
+        """Make r a decoding request from the next step on; this step samples its first new token."""
         self.prefilling.pop(r, None)
         r.joined = step.index
         left = r.output_tokens - r.delivered - 1
@@ -155,7 +156,7 @@ class Scheduler:
                 self._drain(r, step)
 
     def next_finish(self) -> int:
-        """Clock at which the next decoding request gets its last token."""
+        """The decode clock at which the next decoding request gets its last token."""
         heap = self._finish
         while heap and (heap[0][2].state != DECODE or heap[0][2].finish != heap[0][0]):
             heapq.heappop(heap)
@@ -167,7 +168,7 @@ class Scheduler:
 
     # -- public ------------------------------------------------------------------------------------------------------
     def add(self, r: Request) -> None:
-        """Queue a request; blocks of what it shares with others (r.shared) are known by their content."""
+        """Queue a request. Its shared prompt parts (r.shared) are looked up by content."""
         if r.shared and self.config.prefix_caching:
             r.slots = self.contents.slots(r.shared)
         self.waiting.append(r)
@@ -177,6 +178,7 @@ class Scheduler:
         return bool(self.running or self.waiting)
 
     def schedule(self) -> Step:
+        """The next step, with the tokens of each request; it is empty if no request can run."""
         step = Step(self._index)
         self._index += 1
         config = self.config
@@ -208,7 +210,7 @@ class Scheduler:
         return step
 
     def update(self, step: Step) -> list[Request]:
-        """Process a step that has run: returns its finished requests and frees their blocks and running slots."""
+        """The requests that finish with a step that has run; frees their blocks and running slots."""
         if step.empty:
             return []
         assert self.inflight.popleft() is step
@@ -230,7 +232,7 @@ class Scheduler:
 
     # -- pure decode, many steps at once -------------------------------------------------------------------------------
     def steady_steps(self) -> int:
-        """How many of the coming steps certainly are the same pure decode (unless a request arrives)."""
+        """Number of next steps that are certain to be decode-only with the same requests, unless a request arrives."""
         if self.prefilling or not self.decodes or len(self.inflight) != self.config.depth - 1:
             return 0
         if self.inflight and (self.inflight[0].finishing or self.inflight[0].chunks or self.inflight[0].stale):
@@ -246,7 +248,7 @@ class Scheduler:
         return min(self.next_finish() - self.clock - 1, enough)
 
     def skip(self, steps: int) -> None:
-        """Advance `steps` (at most steady_steps()) pure decode steps."""
+        """Advance by `steps` (at most steady_steps()) decode-only steps."""
         full, rest = divmod(steps, self.config.block_size)
         blocks = full * self.decodes
         for i in range(rest):
@@ -263,7 +265,7 @@ class Scheduler:
         return -(-tokens // self.config.block_size)
 
     def _lockstep(self, threshold: int) -> tuple[list[tuple[Request, int]], int] | None:
-        """(chunks, budget left) of the running requests, if every decode gets its token and nothing is preempted."""
+        """(chunks, budget left) of the running requests; None unless every decode gets its token without preemption."""
         left = self.config.max_num_batched_tokens - self.decodes
         if left < 0:
             return None
@@ -295,7 +297,7 @@ class Scheduler:
             step.tokens[r.id] = new
 
     def _walk(self, step: Step, threshold: int) -> tuple[int, bool]:
-        """vLLM's loop over the running requests, literally. Returns the budget left and whether any was preempted."""
+        """(budget left, whether any request was preempted) after vLLM's own loop over the running requests."""
         left, preempted = self.config.max_num_batched_tokens, False
         order, at = list(self.running), 0
         decoded: list[Request] = []
@@ -337,7 +339,7 @@ class Scheduler:
         return left, preempted
 
     def _shift(self, r: Request) -> None:
-        """r is left out of a decode step: it finishes one decode step later."""
+        """Postpone r by one decode step, as it gets no token in this one."""
         size = self.config.block_size
         self._residue[-r.base % size] -= 1
         r.base -= 1
@@ -347,7 +349,7 @@ class Scheduler:
         heapq.heappush(self._finish, (r.finish, r.seq, r))
 
     def _in_step(self, r: Request, step: Step) -> tuple[bool, bool]:
-        """(was r in this step, did it sample a token there)."""
+        """(whether r is in this step, whether it samples a token there)."""
         for other, _, _, samples in step.chunks:
             if other is r:
                 return True, samples
@@ -362,7 +364,7 @@ class Scheduler:
         if r.state == DECODE:
             self._leave(r)
             r.delivered = r.output_tokens - (r.finish - self.clock)
-        late = 0  # 1 if its newest token is not hashed yet: that would happen when its next step is scheduled
+        late = 0  # 1 if its newest token is not hashed yet, which happens when its next step is scheduled
         for step in self.inflight:
             there, sampled = self._in_step(r, step)
             if there:
@@ -386,18 +388,18 @@ class Scheduler:
         r.blocks = []
 
     def _found(self, r: Request) -> tuple[list[Block], int, int]:
-        """The prompt's blocks in the prefix cache: (shared ones, number of its own, number given by hit_tokens)."""
+        """The prompt's blocks in the prefix cache: (shared blocks, number of its own, number given by hit_tokens)."""
         usable = (r.target - 1) // self.config.block_size  # the last token is always computed
         if not self.config.prefix_caching:
             return [], 0, 0
         shared, own = self.pool.found(r.slots, usable, r.owner)
         return shared, own, min(r.hit_tokens // self.config.block_size, usable)
 
-    def _reserve(self, r: Request, new: int, shared: list[Block], own: int, said: int) -> int:
-        """Free blocks that admitting the request takes: for `new` tokens beyond those found, or the whole prompt."""
+    def _reserve(self, r: Request, new: int, shared: list[Block], own: int, given: int) -> int:
+        """Free blocks needed to admit the request: for `new` tokens beyond those found, or for the whole prompt."""
         size = self.config.block_size
         hits = len(shared) + own
-        needed = self._blocks(r.target if self.config.reserve_full_prompt else max(hits, said) * size + new)
+        needed = self._blocks(r.target if self.config.reserve_full_prompt else max(hits, given) * size + new)
         return needed - sum(b.refs > 0 for b in shared)
 
     def _admit(self, step: Step, left: int, threshold: int) -> None:
@@ -408,10 +410,10 @@ class Scheduler:
                 skipped.append(self.waiting.popleft())
                 continue
             r.target = r.prompt_tokens + r.delivered
-            shared, own, said = self._found(r)
-            hits = max(len(shared) + own, said)
+            shared, own, given = self._found(r)
+            hits = max(len(shared) + own, given)
             new = min(r.target - hits * size, threshold, left)
-            if self._reserve(r, new, shared, own, said) > self.pool.free:
+            if self._reserve(r, new, shared, own, given) > self.pool.free:
                 break
             self.pool.hold(shared, own, r.owner)
             self.pool.take(hits - len(shared) - own)

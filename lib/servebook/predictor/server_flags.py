@@ -1,7 +1,7 @@
-"""What the flags of a server change of its prediction: read into its settings, or named as not modelled.
+"""Effects of a server's command-line flags on its prediction.
 
-extra_args are vLLM's own flags, as typed. A flag that changes neither a time nor a size is passed over; any other that
-is not read here is said: no prediction is silently of another server.
+extra_args are vLLM's own flags, as typed. Flags that matter are applied to the settings. Flags that affect neither
+times nor sizes are ignored. Any other flag is listed in a note as not modelled.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SWITCHES = {
     "enable-prefix-caching": ("prefix_caching", True), "no-enable-prefix-caching": ("prefix_caching", False),
 }  # fmt: skip
 FACTS = {"async-scheduling": ("async_scheduling", True), "no-async-scheduling": ("async_scheduling", False)}
-# what a search for a set-up turns itself
+# flags that a search for a set-up sets itself
 SEARCHED = {*SIZES, *SWITCHES, "quantization", "q", "kv-cache-dtype"} - {
     "max-model-len", "enforce-eager", "no-enforce-eager",
 }  # fmt: skip
-# of no weight for times and sizes: names, logs, templates, parsers, where weights come from
+# flags without effect on times and sizes: names, logs, templates, parsers, sources of weights
 SILENT = re.compile(
     r"^(no-)?(served-model-name|host|port|api-key|seed|tokenizer.*|revision|code-revision|download-dir|load-format"
     r"|trust-remote-code|chat-template.*|.*-parser|enable-auto-tool-choice|generation-config|uvicorn-log-level"
@@ -46,9 +46,9 @@ SILENT = re.compile(
 
 
 @dataclass
-class Told:
-    """An engine's settings with what its flags say, the model as it serves it, what it would say of itself, and what
-    is not modelled."""
+class WithFlags:
+    """An engine's settings and model with its flags applied. facts: limits that the server would report. notes: flags
+    that are not modelled."""
 
     engine: BatchingEngine
     shape: ModelShape
@@ -56,10 +56,10 @@ class Told:
     notes: list[str] = field(default_factory=list)
 
 
-def told(engine: BatchingEngine, shape: ModelShape, where: str) -> Told:
-    """Raises ServebookError for a flag whose value is none."""
+def with_flags(engine: BatchingEngine, shape: ModelShape, where: str) -> WithFlags:
+    """The engine's settings and model with its extra_args applied. Raises ServebookError for an invalid value."""
     changes: dict[str, Any] = {}
-    out = Told(engine, shape)
+    out = WithFlags(engine, shape)
     unread: list[str] = []
     for flag, value in pairs(getattr(engine, "extra_args", None) or []):
         if flag in SIZES:
@@ -90,7 +90,7 @@ def told(engine: BatchingEngine, shape: ModelShape, where: str) -> Told:
 
 
 def pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """(flag without dashes, its value) of a command line."""
+    """The (flag without dashes, value or None) pairs of a command line."""
     flat = [part for word in words for part in str(word).split()]
     at = 0
     while at < len(flat):
@@ -106,7 +106,7 @@ def pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def _count(flag: str, value: str | None, where: str) -> int:
-    """A whole number as vLLM reads it: 32768, 32k, 32K (1,024 times), 1m."""
+    """A whole number in vLLM's notation: 32768, 32k, 32K (32 × 1,024), 1m."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", value or "")
     factor = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20}
     size = int(float(found.group(1)) * factor[found.group(2)]) if found else 0
@@ -121,7 +121,7 @@ def _share(flag: str, value: str | None, where: str) -> float:
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise ServebookError(f"--{flag} is {value!r}, not a share", f"{where}.extra_args", "Give 0 to 1")
+        raise ServebookError(f"--{flag} is {value!r}, not a number from 0 to 1", f"{where}.extra_args", "Correct it")
     return share
 
 
@@ -133,7 +133,7 @@ def _kv_dtype(shape: ModelShape, value: str) -> ModelShape | None:
 
 def _quantization(shape: ModelShape, value: str) -> ModelShape | None:
     if shape.quantization != "none":
-        return shape  # it says itself what it is
+        return shape  # the checkpoint's own quantization applies
     return shape.with_fp8_weights() if value.startswith("fp8") else None
 
 

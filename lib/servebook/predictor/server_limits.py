@@ -1,4 +1,4 @@
-"""One server as the predictor sees it: limits and KV pool, from what it said, its parameters, or the defaults."""
+"""A server's limits and KV pool for the predictor: as it reported, from its parameters, or vLLM's defaults."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .scheduler import SchedulerConfig
 from .steptime import NaiveTimes, VllmTimes
 
 Times = VllmTimes | NaiveTimes
-BIG_GPU_GIB, HUGE_GPU_GIB = 70, 160  # vLLM's lines for larger default budgets (the A100 excepted)
-# memory that vLLM's profiling finds outside PyTorch: 0.23 to 0.24 GiB on the H200 runs of 2026-11-29; NCCL's buffers
+BIG_GPU_GIB, HUGE_GPU_GIB = 70, 160  # memory from which vLLM's default budgets are larger (except on the A100)
+# memory outside PyTorch, by vLLM's profiling: 0.23 to 0.24 GiB on the H200 runs of 2026-11-29; NCCL's buffers
 NON_TORCH_GIB, NCCL_GIB = 0.25, 0.3
 NAIVE_NON_TORCH_GIB = 0.9  # CUDA context and workspaces of the naive server
 ASYNCHRONOUS_FROM = (0, 14)
@@ -26,8 +26,9 @@ ASYNCHRONOUS_FROM = (0, 14)
 
 @dataclass(frozen=True)
 class PredictedServer:
-    """An engine's limits. problem: why it cannot serve at all, None if it can. config: the scheduler's limits for one
-    group of requests that is scheduled on its own (see parallel); kv_tokens: KV pool of one replica, as in its log."""
+    """A server's limits. problem: why it cannot serve at all, None if it can. config: the scheduler's limits for one
+    group of requests (see parallel). kv_tokens: KV pool of one replica, as in vLLM's log; kv_source: origin of that
+    figure."""
 
     name: str
     kind: str
@@ -54,7 +55,7 @@ class PredictedServer:
         return VllmTimes(self.shape, self.gpu, constants, self.layout, self.captured_tokens, asynchronous)
 
     def refuses(self, prompt_tokens: int, output_tokens: int) -> str | None:
-        """Why such a request is not served, None where it is."""
+        """Why the server rejects such a request; None if it serves it."""
         total = prompt_tokens + output_tokens
         if self.problem:
             return self.problem
@@ -65,14 +66,14 @@ class PredictedServer:
         return None
 
     def held_tokens(self, each: int) -> int:
-        """Tokens that a replica's KV pool holds if every request has `each` tokens. In hybrid models (windows or states
-        beside full attention) short requests fit fewer tokens than the longest."""
+        """Tokens that a replica's KV pool holds if every request has `each` tokens. In hybrid models (full attention
+        with windows or states) that is fewer for short requests than for the longest."""
         if self.pool is None or len(self.pool.groups) < 2 or not self.pool.blocks:
             return self.kv_tokens
         return int(self.kv_tokens * self.pool.tokens(each) / max(self.pool.tokens(self.max_model_len), 1))
 
     def config_for(self, each: int) -> SchedulerConfig:
-        """The scheduler's limits for requests of so many tokens each."""
+        """The scheduler's limits for requests of `each` tokens."""
         held = self.held_tokens(each)
         if held == self.kv_tokens:
             return self.config
@@ -83,9 +84,9 @@ class PredictedServer:
 def server(
     name: str, engine: Engine, shape: ModelShape, gpu: Gpu, facts: Mapping[str, Any] | None = None
 ) -> PredictedServer:
-    """The limits of an engine: what it said of itself where facts hold it, else parameters, else vLLM's defaults.
+    """The limits of an engine: as it reported (facts), else from its parameters, else vLLM's defaults.
 
-    Raises ServebookError for a model that cannot be split over so many GPUs.
+    Raises ServebookError for a model that cannot be split over the number of GPUs.
     """
     known = {k: v for k, v in (facts or {}).items() if v is not None}
     if isinstance(engine, NaiveEngine):
@@ -95,9 +96,9 @@ def server(
         problem = _too_big(shape, gpu, ALONE) if free <= 0 else None
         return PredictedServer(
             name, "naive", shape, gpu, SchedulerConfig(max_num_seqs=1), shape.max_context_tokens, ALONE, tokens,
-            "memory left beside the weights", problem,
+            "memory left after the weights", problem,
         )  # fmt: skip
-    read = server_flags.told(engine, shape, f"engines.{name}")
+    read = server_flags.with_flags(engine, shape, f"engines.{name}")
     given, shape, known = read.engine, read.shape, {**read.facts, **known}
     layout = Layout(
         given.tensor_parallel_size, given.pipeline_parallel_size, given.data_parallel_size, given.enable_expert_parallel
@@ -121,13 +122,13 @@ def server(
     tokens = int(known["kv_cache_tokens"]) if "kv_cache_tokens" in known else held.tokens(context)
     source = "the engine's log" if "kv_cache_tokens" in known else source
     problem = None
-    if budget < max_sequences and "max_num_batched_tokens" not in known:  # a server that runs has been accepted
+    if budget < max_sequences and "max_num_batched_tokens" not in known:  # not checked if a running server reported it
         problem = f"vLLM refuses max_num_batched_tokens {budget:,} below max_num_seqs {max_sequences:,}"
     elif tokens <= 0:
         problem = _too_big(shape, gpu, layout)
     elif context > tokens and "kv_cache_tokens" not in known:
         problem = f"does not fit: vLLM refuses max_model_len {context:,} with a KV pool of {tokens:,} tokens; lower it"
-    stages = layout.pipeline  # groups share sequences and pool; each waits for its own batch to come through
+    stages = layout.pipeline  # one group of requests per stage; the groups share max_num_seqs and the pool
     config = SchedulerConfig(
         max_num_batched_tokens=budget, max_num_seqs=max(max_sequences // stages, 1), block_size=block,
         kv_blocks=max((tokens // block - 1) // stages, 1), async_scheduling=asynchronous, prefix_caching=caching,
@@ -142,14 +143,14 @@ def server(
 
 
 def _asynchronous(version: Any, gpu: Gpu) -> bool:
-    """Whether vLLM schedules a step while the one before runs: its default from 0.14 on (vLLM's release notes)."""
+    """Whether vLLM schedules a step while the one before runs, by default: from 0.14 on (vLLM's release notes)."""
     numbers = re.findall(r"\d+", str(version or ""))[:2]
     old = len(numbers) == 2 and (int(numbers[0]), int(numbers[1])) < ASYNCHRONOUS_FROM
     return not gpu.is_cpu and not old
 
 
 def _step_limits(budget: int | None, sequences: int | None, default: tuple[int, int], context: int) -> tuple[int, int]:
-    """max_num_batched_tokens and max_num_seqs as vLLM completes what is not given (0.32, EngineArgs)."""
+    """(max_num_batched_tokens, max_num_seqs), with the defaults of vLLM 0.32's EngineArgs for those not given."""
     most = int(sequences or default[1])
     tokens = int(budget) if budget else min(default[0], most * context)
     return tokens, most if sequences else min(most, tokens)
@@ -157,7 +158,7 @@ def _step_limits(budget: int | None, sequences: int | None, default: tuple[int, 
 
 def _too_big(shape: ModelShape, gpu: Gpu, layout: Layout) -> str:
     size = layout.weight_bytes(shape) / GIB
-    each = " a GPU" if layout.gpus > layout.data else ""
+    each = " per GPU" if layout.gpus > layout.data else ""
     return f"does not fit: {size:.1f} GiB of weights{each} leave no KV cache in {gpu.memory_gib:.1f} GiB ({gpu.name})"
 
 
@@ -165,7 +166,7 @@ def _kv_pool(
     given: BatchingEngine, shape: ModelShape, gpu: Gpu, layout: Layout, budget: int, max_sequences: int, block: int,
     caching: bool, asynchronous: bool,
 ) -> tuple[Pool, str]:  # fmt: skip
-    """(the pool of one replica, where the figure comes from)"""
+    """(the KV pool of one replica, the origin of its size)"""
     kinds, hybrid = layout.stage(shape).attention, not gpu.is_cpu
     in_flight = budget * (2 if asynchronous else layout.pipeline)
 
@@ -176,15 +177,15 @@ def _kv_pool(
         return of(given.cpu_kv_cache_gib * GIB), "cpu_kv_cache_gib"
     left = gpu.memory_bytes * given.gpu_memory_utilization - layout.weight_bytes(shape)
     left -= activation_bytes(shape, layout, budget, max_sequences)
-    talk = layout.gpus > (1 if shape.experts else layout.data)
-    left -= (NON_TORCH_GIB + (NCCL_GIB if talk else 0.0)) * GIB
+    communicates = layout.gpus > (1 if shape.experts else layout.data)
+    left -= (NON_TORCH_GIB + (NCCL_GIB if communicates else 0.0)) * GIB
     return of(max(left, 0.0)), "memory left after weights and estimated activations"
 
 
 def activation_bytes(shape: ModelShape, layout: Layout, budget: int, max_sequences: int) -> float:
-    """What vLLM's dummy pass takes at its peak: logits of every seat, in the run's dtype and in fp32, beside the hidden
-    states of a full budget, its MLP's intermediate results, and the routed copies of its tokens. H200 runs of
-    2026-11-29 measured 1.04, 1.05 and 1.19 GiB where this says 1.05, 1.05 and 1.01."""
+    """Peak bytes of activations in vLLM's profiling pass: logits for max_num_seqs tokens in the run's dtype and in
+    fp32; for max_num_batched_tokens tokens the hidden states, the MLP's intermediate results, and copies routed to
+    experts. H200 runs of 2026-11-29 measured 1.04, 1.05 and 1.19 GiB, against 1.05, 1.05 and 1.01 from this formula."""
     rank = layout.rank(shape)
     logits = min(max_sequences, budget) * shape.vocab * (shape.element_bytes + 4)
     inner = 2 * rank.intermediate

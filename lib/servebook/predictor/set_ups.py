@@ -1,6 +1,6 @@
-"""Set-ups that could serve a model: card, degrees of parallelism, precisions, vLLM's settings; which of them fit.
+"""The set-ups that could serve a model (card, parallelism, precisions, vLLM's settings), and which of them fit.
 
-A set-up is one replica; how many replicas carry a load is another matter (see choice).
+A set-up describes one replica. The number of replicas is chosen in choice.py.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .forecaster import Forecaster
 from .parallel import Layout
 from .server_limits import PredictedServer, Times, server
 
-ROUND_CONTEXT = 1024  # max_model_len is the longest request, up to the next multiple of it
+ROUND_CONTEXT = 1024  # max_model_len is the longest request, rounded up to a multiple of this
 NAME = "vllm"
 
 
 @dataclass(frozen=True)
 class PricedGpu:
-    """A card, what an hour of it costs, and who says so."""
+    """A card with its price per hour and the source of the price."""
 
     gpu: Gpu
     price_per_hour: float
@@ -36,7 +36,7 @@ class PricedGpu:
 
 @dataclass(frozen=True)
 class SetUp:
-    """One replica: its card and its settings, under vLLM's own names."""
+    """One replica: its card and its settings, with vLLM's names."""
 
     card: PricedGpu
     quantization: str | None
@@ -56,17 +56,17 @@ class SetUp:
 
     @property
     def gpus(self) -> int:
-        """Cards of one replica."""
+        """Number of cards per replica."""
         return self.layout.gpus
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What of it takes other hardware or other weights: set-ups of one kind differ by vLLM's settings alone."""
+        """Card, layout and precisions. Set-ups of one kind differ only in vLLM's other settings."""
         return (self.gpu.name, self.layout, self.quantization, self.kv_cache_dtype)
 
     @property
     def name(self) -> str:
-        """In words, without the number of replicas."""
+        """Display name, without the number of replicas."""
         e, parts = self.engine, [f"{self.gpus} × {self.gpu.name}" if self.gpus > 1 else self.gpu.name]
         for degree, short in ((e.tensor_parallel_size, "TP"), (e.pipeline_parallel_size, "PP")):
             parts += [f"{short} {degree}"] if degree > 1 else []
@@ -79,7 +79,7 @@ class SetUp:
         return ", ".join(parts)
 
     def model(self, given: ModelParams) -> ModelParams:
-        """The run's model as this set-up serves it."""
+        """The run's model with this set-up's precisions."""
         return given.model_copy(update={"quantization": self.quantization, "kv_cache_dtype": self.kv_cache_dtype})
 
     def as_dict(self) -> dict[str, Any]:
@@ -97,10 +97,10 @@ class SetUp:
 def set_ups(
     params: RunParams, space: SearchSpace, cards: Sequence[PricedGpu], shape: ModelShape, longest: int, repeats: bool
 ) -> Iterator[SetUp]:
-    """Every set-up of the search space, cheapest settings first, the same order each time.
+    """Every set-up of the search space, in a fixed order.
 
-    shape: the model as the parameters give it. longest: tokens of the longest request. repeats: whether prompts have
-    beginnings in common, without which prefix caching changes nothing and stays on.
+    shape: the model with the precisions of the parameters. longest: tokens of the longest request. repeats: whether
+    prompts share prefixes; if not, prefix caching has no effect and stays on.
     """
     base = next((e for e in params.engines.values() if isinstance(e, VllmEngine)), None) or VllmEngine(kind="vllm")
     context = base.max_model_len or min(shape.max_context_tokens, -(-longest // ROUND_CONTEXT) * ROUND_CONTEXT)
@@ -112,7 +112,7 @@ def set_ups(
                     space.max_num_batched_tokens, space.max_num_seqs, caching
                 ):
                     if budget < seqs:
-                        continue  # vLLM raises the budget to the number of sequences: the same as another set-up
+                        continue  # vLLM would raise the budget to the number of sequences, which is another set-up
                     engine = base.model_copy(update={
                         "tensor_parallel_size": layout.tensor, "pipeline_parallel_size": layout.pipeline,
                         "data_parallel_size": layout.data, "enable_expert_parallel": layout.expert,
@@ -123,8 +123,8 @@ def set_ups(
 
 
 def layouts(space: SearchSpace, shape: ModelShape) -> list[Layout]:
-    """Degrees of parallelism that one machine has the cards for. A dense model is replicated, not run data parallel:
-    the prediction is the same, and every replica is a server that can be measured alone."""
+    """The layouts that fit on one machine. A dense model is replicated instead of data parallel: the prediction is the
+    same, and each replica is a server that can be measured alone."""
     most = min(space.max_gpus, space.gpus_per_machine)
     data = space.data_parallel_size if shape.experts else [1]
     found = []
@@ -138,9 +138,8 @@ def layouts(space: SearchSpace, shape: ModelShape) -> list[Layout]:
 
 
 def precisions(model: ModelParams, space: SearchSpace, shape: ModelShape, gpu: Gpu) -> list[tuple[str | None, str]]:
-    """(quantization, KV cache type) that vLLM can serve the weights in on this card, the run's own first. Weights that
-    are quantized already stay as they are; fp8 needs a card of the Ampere generation or later for weights, and fp8
-    units for the KV cache."""
+    """The (quantization, KV cache type) pairs that vLLM supports on this card, the run's own first. Weights that are
+    already quantized stay as they are. fp8 weights need Ampere or later; an fp8 KV cache needs fp8 units."""
     weights: list[str | None] = [model.quantization]
     plain = model.quantization is None and shape.quantization == "none"
     if plain and "fp8" in space.quantization and gpu.generation not in ("turing", "cpu"):
@@ -157,9 +156,9 @@ def precisions(model: ModelParams, space: SearchSpace, shape: ModelShape, gpu: G
 
 @dataclass
 class Workshop:
-    """Builds servers and step times of set-ups; what several of them share is made once.
+    """Builds servers and step times of set-ups; caches what several of them share.
 
-    calibrated: constants learned from C = 1 points, by SetUp.kind; others take the datasheet's priors."""
+    calibrated: {SetUp.kind: constants fitted to C = 1 points}; other kinds use the datasheet's priors."""
 
     params: RunParams
     shapes: Mapping[tuple[str | None, str], ModelShape]
@@ -171,13 +170,13 @@ class Workshop:
         return self.shapes[s.quantization, s.kv_cache_dtype]
 
     def server(self, s: SetUp) -> PredictedServer:
-        """Its limits. Raises ServebookError where vLLM would refuse to split the model so, or the card lacks a type."""
+        """The set-up's limits. Raises ServebookError if vLLM would reject the layout, or the card lacks the dtype."""
         shape = self.shape(s)
         s.gpu.flops_per_s(shape.dtype)
         return server(NAME, s.engine, shape, s.gpu)
 
     def why_not(self, s: SetUp, prompt: int, output: int) -> tuple[PredictedServer | None, str | None]:
-        """(its server, None), or (None, why it does not fit)."""
+        """(the set-up's limits, None), or (None, why it does not fit)."""
         try:
             found = self.server(s)
         except ServebookError as error:
@@ -197,14 +196,14 @@ class Workshop:
         return found.times(self.calibration(s, found).constants)
 
     def forecaster(self, s: SetUp, found: PredictedServer, samples: int) -> Forecaster:
-        """With draws of the constants."""
+        """A Forecaster with `samples` draws of the constants."""
         return Forecaster(found, self.calibration(s, found), self.load, samples, self.load.seed)
 
     def learned(self, s: SetUp) -> bool:
-        """Whether its constants were learned from measured points."""
+        """Whether its constants were fitted to measured points."""
         return s.kind in self.calibrated
 
 
 def with_settings(s: SetUp, **changes: Any) -> SetUp:
-    """The same card with other settings of vLLM."""
+    """The same set-up with changed vLLM settings."""
     return replace(s, engine=s.engine.model_copy(update=changes))

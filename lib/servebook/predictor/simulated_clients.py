@@ -1,4 +1,4 @@
-"""The load of a simulated point: closed and open loops in simulated time, and when it is over. Knows no server."""
+"""The clients of a simulated point: closed and open loops in simulated time, and the measurement window."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from ..config.request_plan import Planned, RequestPlan
 from .scheduler import Request
 
 Prompt = Planned
-# what a byte-level BPE takes a token of a text, on one thread: 3.5 to 4 us on two shared cores of an AMD EPYC on
-# 2026-11-30 (texts of random tokens, 1,000 and 4,000 each), taken to be half of that on a GPU server's cores
+# seconds per token of a byte-level BPE tokenizer on one thread: 3.5 to 4 µs on two shared cores of an AMD EPYC on
+# 2026-11-30 (texts of 1,000 and 4,000 random tokens), assumed to be half of that on a GPU server's cores
 TOKENIZE_S = 2e-6
-KEPT = 20_000  # finished requests that are kept whole; of all others only what figures need
+KEPT = 20_000  # number of finished requests kept as objects; of the others only the columns are kept
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the clients do. Closed loop: `concurrency` clients, each waiting gap + U(0, jitter) between its requests,
-    the jitter held under jitter_cap of the mean latency as the real client does. Open loop: arrivals_s; concurrency
-    caps what is in flight.
+    """The clients' load. Closed loop: `concurrency` clients, each pausing gap_s + U(0, jitter) between its requests,
+    with the jitter limited to jitter_cap of the mean latency as in the real client. Open loop: arrivals_s; concurrency
+    caps the requests in flight.
 
-    prompts are taken in turn, those of a conversation one after the other by one client. The window opens with the
-    `warmup`-th completion and closes with the `requests`-th after it or at max_seconds. A closed loop measures what
-    completes in it, without draining; an open loop what arrives in it, and waits for the last while arrivals go on.
-    Without enough arrivals its window ends with the last of them. finite: `requests` are sent and all are measured,
-    from the first's start to the last's end.
+    Prompts are used in order; those of a conversation are sent one after the other by one client. The measurement
+    window opens with the `warmup`-th completion and closes with the `requests`-th after it, or at max_seconds. A closed
+    loop measures the requests that complete in the window, without draining. An open loop measures those that arrive in
+    it, and waits for the last while arrivals continue. Without enough arrivals its window ends with the last one.
+    finite: exactly `requests` are sent and all are measured, from the first start to the last end.
     """
 
     prompts: Sequence[Planned]
@@ -45,24 +45,24 @@ class Traffic:
     warmup: int = 0
     requests: int = 100
     max_seconds: float = math.inf
-    seed: int = 1  # of the jitter
+    seed: int = 1  # for the jitter
     finite: bool = False
-    text: bool = False  # prompts are texts, which the server turns into tokens one after the other
+    text: bool = False  # prompts are text, which the server tokenizes one after the other
 
     @property
     def open(self) -> bool:
-        """Whether requests arrive by themselves."""
+        """Whether this is an open loop."""
         return len(self.arrivals_s) > 0 or self.concurrency is None
 
     @property
     def plan(self) -> RequestPlan | None:
-        """The prompts as a plan that knows conversations."""
-        return self.prompts if isinstance(self.prompts, RequestPlan) and self.prompts.talks else None
+        """The prompts as a plan with conversations; None if there are none."""
+        return self.prompts if isinstance(self.prompts, RequestPlan) and self.prompts.has_conversations else None
 
 
 def seconds_of(r: Request, of: str) -> float | None:
-    """Of a finished request: ttft_s, tpot_s (None of one token), e2e_s, queue_s (ready to scheduled), frontend_s; the
-    first three from when it was due."""
+    """A time of a finished request: ttft_s, tpot_s (None with one output token), e2e_s, queue_s (ready to scheduled),
+    or frontend_s. ttft_s and e2e_s count from its due time."""
     if of == "ttft_s":
         return r.first_s - r.due_s
     if of == "tpot_s":
@@ -75,7 +75,7 @@ def seconds_of(r: Request, of: str) -> float | None:
 
 
 class MeasuredRequests:
-    """The measured requests' times and tokens in the order they ended, as columns; the first ones as requests too."""
+    """The measured requests' times and tokens as columns, in order of completion. kept: the first KEPT as objects."""
 
     TIMES = ("due_s", "sent_s", "ready_s", "scheduled_s", "first_s", "end_s")
     COUNTS = ("id", "prompt_tokens", "output_tokens", "cached_tokens")
@@ -89,7 +89,7 @@ class MeasuredRequests:
         return len(self._counts[0])
 
     def add(self, r: Request) -> None:
-        """Take a finished request."""
+        """Add a finished request."""
         if len(self.kept) < KEPT:
             self.kept.append(r)
         for column, name in zip(self._times, self.TIMES, strict=True):
@@ -98,13 +98,13 @@ class MeasuredRequests:
             counts.append(getattr(r, name))
 
     def column(self, name: str) -> np.ndarray:
-        """A time or count of every request."""
+        """A column: one time or count of every request."""
         if name in self.TIMES:
             return np.array(self._times[self.TIMES.index(name)])
         return np.array(self._counts[self.COUNTS.index(name)])
 
     def values(self, of: str) -> np.ndarray:
-        """As seconds_of, of every request that has it."""
+        """As seconds_of, for every request that has the value."""
         first, end = self.column("first_s"), self.column("end_s")
         if of == "tpot_s":
             tpots = latency.tpots_s(first, end, self.column("output_tokens"))
@@ -116,7 +116,7 @@ class MeasuredRequests:
 
 
 class SimulatedClients:
-    """Sends requests, follows their completions and says when the point is over."""
+    """Sends requests, follows their completions, and ends the point (`over`)."""
 
     def __init__(self, load: Traffic) -> None:
         self.load, self.rng, self.plan = load, random.Random(load.seed), load.plan
@@ -129,10 +129,10 @@ class SimulatedClients:
         self.window_end = math.inf
         self.last_s = 0.0
         self.over = False
-        self._arrived, self._head = 0, -1  # of arrivals_s, so far; the newest of them, as long as it is not taken
-        self._held = False  # the next arrival waits for another request's end: the cap is reached
+        self._arrived, self._head = 0, -1  # number of arrivals so far; index of the newest while the server lacks it
+        self._held = False  # whether the next arrival waits for a completion, since the cap is reached
         self._spans: list[tuple[float, float, int]] = []  # first_s, end_s, tokens of an open loop's requests
-        self._window = 0  # arrivals in it
+        self._window = 0  # number of arrivals in the window
         if self.open:
             self._next_arrival()
             self.over = not self.due
@@ -143,7 +143,7 @@ class SimulatedClients:
     # --- sending ----------------------------------------------------------------------------------------------------
 
     def _begin(self, at: float, client: int) -> None:
-        """A client starts on its next prompt, or conversation."""
+        """Send a client's next prompt, or the first one of its next conversation."""
         if self.plan is None:
             index: int | None = self._sent
         else:
@@ -164,8 +164,8 @@ class SimulatedClients:
         self._in_flight += 1
 
     def _next_arrival(self, floor: float = 0.0) -> None:
-        """The next request that arrives by itself; it is made when the one before it has been taken, or, where it has
-        to wait for others to end, with their end (floor)."""
+        """Create the next arrival, after the server has taken the one before. floor: earliest time to send it, if it
+        had to wait for a completion."""
         times, plan, cap = self.load.arrivals_s, self.plan, self.load.concurrency
         while self._arrived < len(times):
             index = self._arrived
@@ -182,7 +182,7 @@ class SimulatedClients:
             return
 
     def taken(self, r: Request) -> None:
-        """The server has taken the request: the next arrival is on its way."""
+        """Note that the server has taken the request, and create the next arrival."""
         if r.id == self._head:
             self._head = -1
             self._next_arrival(r.sent_s)
@@ -190,6 +190,7 @@ class SimulatedClients:
     # --- ending -----------------------------------------------------------------------------------------------------
 
     def done(self, r: Request, at: float) -> None:
+        """Note the completion of a request at `at`; a closed loop's client then sends its next one."""
         load = self.load
         r.end_s = self.last_s = at
         self.ended += 1
@@ -215,10 +216,10 @@ class SimulatedClients:
         self.over = not self._in_flight
 
     def _opened(self, r: Request, at: float) -> None:
-        """The open loop's rules, those of the real client."""
+        """Handle a completion in an open loop, with the rules of the real client."""
         load, times = self.load, self.load.arrivals_s
         if self.plan is not None and (following := self.plan.follows(r.id)) is not None and following < len(times):
-            due = max(at, float(times[following]))  # a turn waits for the end of the one before
+            due = max(at, float(times[following]))  # a turn waits for the one before to end
             self._send(following, due, due, 0)
         if self._held:
             self._held = False
@@ -240,7 +241,7 @@ class SimulatedClients:
         self.over = self.ended == len(times) or (closed and len(self.measured) == self._window)
 
     def window(self) -> tuple[float, float, float, bool]:
-        """(start, end, output tokens that arrived in between, whether all requests asked for were measured)"""
+        """(start, end, output tokens received in between, whether all `requests` were measured) of the window."""
         start, end = self.window_start, self.last_s
         complete = len(self.measured) >= self.load.requests
         steady = self.open and not self.load.finite
@@ -258,7 +259,7 @@ class SimulatedClients:
 
 
 def _tokens(first: float, last: float, output: int, start: float, end: float) -> float:
-    """Output tokens of a finished request that arrived in [start, end], evenly spread after the first."""
+    """Output tokens of a finished request received in [start, end], assuming they are evenly spaced after the first."""
     tokens = float(start <= first <= end)
     span = max(0.0, min(last, end) - max(first, start))
     return tokens + (span / (last - first) * (output - 1) if span else 0.0)

@@ -1,7 +1,7 @@
-"""Clients against a simulated server, in simulated time: vLLM's engine loop, its API server, and the naive FIFO.
+"""Simulates clients and a server in simulated time: vLLM's engine loop and API server, or the naive FIFO server.
 
-Deterministic for a seed. A run of equal pure decode steps (no arrival, no completion) is advanced at once: a decode
-step's time is taken as linear in the context tokens that it reads, so their sum has a closed form.
+Deterministic for a given seed. A series of decode-only steps without arrival or completion is advanced at once: the
+time of a decode step is linear in the context tokens that it reads, so the sum has a closed form.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from .simulated_clients import TOKENIZE_S, MeasuredRequests, SimulatedClients, T
 
 
 class StepTimes(Protocol):
-    """What the loop asks of a step-time model (seconds)."""
+    """The step-time model that the engine loop needs (seconds)."""
 
     def decode(self, decodes: int, kv_tokens: int) -> tuple[float, float]:
-        """(a, b): a pure decode step takes a + b · kv_tokens."""
+        """(a, b): a decode-only step takes a + b · kv_tokens."""
 
     def mixed(self, step: Step) -> tuple[float, float]:
         """(GPU seconds, power as a share of the board's cap) of a step that also prefills."""
 
     def decode_draw(self, decodes: int, kv_tokens: float, seconds: float) -> float:
-        """The power of a pure decode step, likewise."""
+        """Power of a decode-only step, as a share of the board's cap."""
 
     def slowdown(self, drawn: float) -> float:
         """Factor on the time of a step that prefills. drawn: recent mean power as a share of the board's cap."""
 
     prepare_s: float  # host time before a step's first kernel: scheduling, preparing inputs
-    engine_sequence_s: float  # the same per request of the step
+    engine_sequence_s: float  # the same, additionally per request in the step
 
     def launch(self, tokens: int, idle: bool) -> float:
-        """Host seconds to launch a step that prefills, of `tokens` tokens in all; they block the engine. idle: no step
-        was running before."""
+        """Host seconds to launch a step that prefills, with `tokens` tokens in all; they block the engine. idle: no
+        step was running before."""
 
-    event_s: float  # what the API server takes to pass a token on
+    event_s: float  # time of the API server per token event
 
     def frontend(self, prompt_tokens: int) -> float:
-        """HTTP, JSON, tokenizing and hashing before a request reaches the engine."""
+        """Time before a request reaches the engine: HTTP, JSON, tokenizing, hashing."""
 
     def frontend_busy(self, prompt_tokens: int) -> float:
         """The part of frontend() that the API server does for one request at a time."""
 
     def first_event(self, prompt_tokens: int) -> float:
-        """By how much the event of a first token is late."""
+        """Delay of the first token's event."""
 
 
 class LogEntry(NamedTuple):
-    """`steps` consecutive steps alike: decodes per step, mean kv_tokens, chunks as (request id, new tokens, tokens
-    before, whether it samples), end of the last step, seconds lost to the power cap."""
+    """`steps` consecutive equal steps: decodes per step, mean kv_tokens, chunks as (request id, new tokens, tokens
+    computed before, whether it samples), end of the last step, seconds lost to the power cap."""
 
     steps: int
     decodes: int
@@ -69,23 +69,23 @@ class LogEntry(NamedTuple):
 
 @dataclass
 class Result:
-    """Measured requests in the order they ended, and the window's figures. running_mean and waiting_mean are what
-    vLLM's gauges show: set when a step has been processed, so a request is not in them before a step has ended."""
+    """Measured requests in order of completion, and the window's figures. running_mean and waiting_mean correspond to
+    vLLM's gauges, which are updated when a step has been processed."""
 
     measured: MeasuredRequests
     window: tuple[float, float]
     wall_s: float
     running_mean: float
     waiting_mean: float
-    output_tokens: float  # that arrived in the window
+    output_tokens: float  # number received in the window
     preemptions: int = 0
-    complete: bool = True  # every request that was asked for was measured
+    complete: bool = True  # whether all requested requests were measured
     log: list[LogEntry] = field(default_factory=list)
     gauge: Gauge = field(default_factory=lambda: Gauge())
 
     @property
     def requests(self) -> list[Request]:
-        """The measured requests (of a great many, the first ones)."""
+        """The measured requests (only the first 20,000)."""
         return self.measured.kept
 
     @property
@@ -99,12 +99,12 @@ class Result:
 
     @property
     def hit_share(self) -> float:
-        """Of the measured requests' prompt tokens, the share found in the prefix cache."""
+        """Share of the measured requests' prompt tokens that were in the prefix cache."""
         asked = float(self.measured.column("prompt_tokens").sum())
         return float(self.measured.column("cached_tokens").sum()) / asked if asked else 0.0
 
 
-LEAST_SHARE = 0.25  # of the loop's time for new requests even when it is saturated: it accepts one between two turns
+LEAST_SHARE = 0.25  # share of the loop's time for new requests when saturated: it accepts one between two turns
 
 
 class _ApiLoop:
@@ -121,10 +121,10 @@ class _ApiLoop:
 
     def __init__(self, event_s: float) -> None:
         self.event_s = event_s
-        self.turns: deque[tuple[float, float, float, bool]] = deque(maxlen=16)  # (at, over, its length, saturated)
+        self.turns: deque[tuple[float, float, float, bool]] = deque(maxlen=16)  # (start, end, length, saturated)
 
     def events(self, tokens: int, at: float) -> float:
-        """Process a step's tokens, ready at `at`; returns the mean time at which clients receive them."""
+        """The mean time at which clients receive a step's tokens, which are ready at `at`."""
         turn, free = tokens * self.event_s, self.turns[-1][1] if self.turns else 0.0
         begun = max(free, at)
         if tokens <= self.CHUNK:
@@ -157,20 +157,20 @@ class _ApiLoop:
 
 
 class Gauge:
-    """How many requests ran and waited, as step functions of time."""
+    """Numbers of running and waiting requests as step functions of time."""
 
     def __init__(self, running: int = 0) -> None:
         self.since, self.running, self.waiting = array("d", [0.0]), array("l", [running]), array("l", [0])
 
     def note(self, at: float, running: int, waiting: int) -> None:
-        """What holds from now on."""
+        """Set the numbers from time `at` on."""
         if running != self.running[-1] or waiting != self.waiting[-1]:
             self.since.append(at)
             self.running.append(running)
             self.waiting.append(waiting)
 
     def means(self, start: float, end: float) -> tuple[float, float]:
-        """Means over [start, end]."""
+        """(mean running, mean waiting) over [start, end]."""
         if end <= start:
             return 0.0, 0.0
         edges = np.clip(np.append(np.array(self.since), end), start, end)
@@ -183,8 +183,8 @@ SLICES = 100  # time slices of a finite run
 
 
 def over_time(result: Result) -> dict[str, list[float]]:
-    """A finite run in equal slices of its time: t_s (a slice's middle), requests that run and wait in the server,
-    arrivals and completions per second, output tokens per second."""
+    """Time series of a finite run, in equal slices: t_s (middle of a slice), running and waiting requests, arrivals and
+    completions per second, output tokens per second."""
     start, end = result.window
     if not end > start or not len(result.measured):
         return {}
@@ -193,7 +193,7 @@ def over_time(result: Result) -> dict[str, list[float]]:
     m = result.measured
     running, waiting = zip(*(result.gauge.means(a, b) for a, b in pairwise(edges)), strict=True)
     first, last, tokens = m.column("first_s"), m.column("end_s"), m.column("output_tokens")
-    # a request's tokens are spread evenly from its first to its last
+    # a request's tokens are assumed to be evenly spaced from its first to its last
     done = [np.clip((edge - first) / np.maximum(last - first, 1e-9), 0, 1) @ tokens for edge in edges]
     return {
         "t_s": [round(float(t), 4) for t in (edges[:-1] + edges[1:]) / 2 - start],
@@ -216,14 +216,16 @@ def _result(clients: SimulatedClients, wall_s: float, gauge: Gauge, **more: Any)
 def simulate(
     config: SchedulerConfig, times: StepTimes, load: Traffic, *, skip: bool = True, log: bool = False
 ) -> Result:
-    """Simulate the clients against vLLM. skip=False simulates every step separately: slower, the same where a decode
-    step's time is linear in its context tokens. Raises ValueError for a request larger than the KV pool."""
+    """The result of the clients' load on vLLM. skip=False simulates every step separately, which is slower and gives
+    the same result if a decode step's time is linear in its context tokens. Raises ValueError for a request larger than
+    the KV pool."""
     return _Engine(config, times, load, skip, log).run()
 
 
 class _Engine:
-    """vLLM's engine loop: take in requests, schedule and launch a step, and with asynchronous scheduling only then wait
-    for the step before. now: the host's clock; gpu_free: when the GPU has done what was launched."""
+    """vLLM's engine loop: accept requests, schedule and launch a step, then wait for a step (with asynchronous
+    scheduling, the one before). now: the host's clock; gpu_free: time at which the GPU has finished all launched
+    steps."""
 
     def __init__(self, config: SchedulerConfig, times: StepTimes, load: Traffic, skip: bool, log: bool) -> None:
         self.times, self.load, self.skip = times, load, skip
@@ -233,7 +235,7 @@ class _Engine:
         self.block_size, self.kv_blocks = config.block_size, config.kv_blocks
         self.queue: deque[tuple[Step, float]] = deque()  # launched steps and when each ends
         self.ready: list[tuple[float, int, Request]] = []  # requests past the front end
-        self.waited: set[int] = set()  # those that the API server's loop has held up
+        self.waited: set[int] = set()  # ids of requests that already waited for the API server's loop
         self.now = self.gpu_free = self.frontend_free = 0.0
         self.gauge = Gauge()
         self.log: list[LogEntry] | None = [] if log else None
@@ -256,13 +258,13 @@ class _Engine:
         return _result(clients, wall_s, self.gauge, preemptions=scheduler.preemptions, log=self.log or [])
 
     def _take_in(self) -> None:
-        """Move sent requests through the front end (largely in parallel) and ready ones into the scheduler."""
+        """Pass sent requests through the front end (mostly in parallel), and ready ones to the scheduler."""
         due, ready, now = self.clients.due, self.ready, self.now
         while due and (max(due[0][0], self.frontend_free) <= now or not ready):
             sent, _, r = heapq.heappop(due)
             self.clients.taken(r)
             if -(-(r.prompt_tokens + r.output_tokens - 1) // self.block_size) > self.kv_blocks:
-                raise ValueError("a request needs more KV blocks than there are")
+                raise ValueError("a request needs more KV blocks than the pool has")
             busy = self.times.frontend_busy(r.prompt_tokens)
             taken = (busy + self.tokenize_s * r.prompt_tokens) / self.api.share(now)
             self.frontend_free = max(self.frontend_free, sent) + taken
@@ -279,12 +281,12 @@ class _Engine:
                 self.scheduler.add(r)
 
     def _decode_on(self) -> bool:
-        """Advance over several equal pure decode steps at once; False if at most one can be taken."""
+        """Advance over several equal decode-only steps at once; False if at most one is possible."""
         scheduler, times, depth = self.scheduler, self.times, self.depth
         if (steady := scheduler.steady_steps()) <= 1:
             return False
         upcoming = self.ready[0][0] if self.ready else math.inf
-        if self.clients.due:  # it is not ready before it is sent and the front end has time for it
+        if self.clients.due:  # not ready before it is sent and the front end is free
             upcoming = min(upcoming, max(self.clients.due[0][0], self.frontend_free))
         n, kv = scheduler.decodes, scheduler.kv_tokens()
         a, b = times.decode(n, kv)
@@ -309,7 +311,7 @@ class _Engine:
         return True
 
     def _launch(self, step: Step) -> tuple[Step, float]:
-        """Prepare and launch a step; returns it with the time at which the GPU will have done it."""
+        """Prepare and launch a step; return it with the time at which the GPU finishes it."""
         if step.empty:
             return step, max(self.now, self.queue[-1][1]) if self.queue else self.now
         times, capped = self.times, 0.0
@@ -337,24 +339,24 @@ class _Engine:
         return step, self.gpu_free
 
     def _fetch(self, step: Step, end: float) -> None:
-        """Wait for a step's tokens and pass them on."""
+        """Wait for a step's tokens and send them to the clients."""
         self.now = max(self.now, end)
-        heard = self.api.events(step.decodes + sum(s for _, _, _, s in step.chunks), self.now)
+        received = self.api.events(step.decodes + sum(s for _, _, _, s in step.chunks), self.now)
         for r, _, _, samples in step.chunks:
             if samples and r.first_s < 0:
-                r.first_s = heard + self.times.first_event(r.prompt_tokens)
+                r.first_s = received + self.times.first_event(r.prompt_tokens)
         for r in self.scheduler.update(step):
-            self.clients.done(r, max(heard, r.first_s))
+            self.clients.done(r, max(received, r.first_s))
         self.gauge.note(self.now, len(self.scheduler.running), len(self.scheduler.waiting))
 
 
 def _sum(steps: int, first: float, grow: float) -> float:
-    """Seconds of `steps` steps, the first taking `first`, each next one `grow` longer."""
+    """Seconds of `steps` steps, of which the first takes `first` and each next one `grow` longer."""
     return steps * first + grow * (steps * (steps - 1) / 2)
 
 
 def _steps_before(seconds: float, first: float, grow: float) -> int:
-    """The largest n whose n steps end before `seconds` have passed."""
+    """The largest n for which n steps take less than `seconds`."""
     if seconds <= 0:
         return -1
     if math.isinf(seconds):
@@ -372,7 +374,7 @@ def _steps_before(seconds: float, first: float, grow: float) -> int:
 
 
 class ServiceTimes(Protocol):
-    """What the FIFO asks of a naive server's model (seconds)."""
+    """The time model that the FIFO server needs (seconds)."""
 
     def frontend(self, prompt_tokens: int) -> float: ...
 
@@ -382,7 +384,8 @@ class ServiceTimes(Protocol):
 
 
 def simulate_naive(times: ServiceTimes, load: Traffic) -> Result:
-    """One request at a time, first come, first served; with Poisson arrivals and equal requests an M/D/1 queue."""
+    """The result of the load on the naive server: one request at a time, first come, first served. With Poisson
+    arrivals and equal requests this is an M/D/1 queue."""
     clients, gauge, free = SimulatedClients(load), Gauge(1), 0.0
     cost: dict[tuple[int, int], tuple[float, float, float]] = {}
     while not clients.over and clients.due:

@@ -1,10 +1,11 @@
-"""A server under a steady load in closed form: requests that run, seconds a token, how near it is to its limits.
+"""Closed form of a server under a steady load: running requests, TPOT, TTFT and utilization.
 
-A first look at thousands of set-ups; the simulation decides.
+It ranks thousands of set-ups quickly; the best are then simulated.
 
-A prompt of P tokens is computed in m = ⌈P / k⌉ steps of M seconds that also decode (k: what a step's budget leaves it);
-all other time goes to pure decode steps of D seconds. At λ prompts a second λ·m·M + s·D = 1, where s is the rate of
-pure decode steps; a token takes 1 / (λ·m + s) seconds, and λ · O of these run at a time (Little's law).
+A prompt of P tokens takes m = ⌈P / k⌉ mixed steps of M seconds, where k is the part of the token budget that is left
+for prefill. All other time is spent in decode-only steps of D seconds. With λ prompts per second and s decode-only
+steps per second, λ·m·M + s·D = 1. TPOT is 1 / (λ·m + s), and λ · O · TPOT requests run at a time (Little's law, O:
+output tokens).
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from .server_limits import PredictedServer
 from .simulated_clients import Prompt
 from .steptime import VllmTimes
 
-ROUNDS = 40  # of the fixed point
-OVER = 4.0  # utilization that stands for anything beyond
+ROUNDS = 40  # maximum iterations of the fixed point
+OVER = 4.0  # largest utilization that is reported
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Means over requests. context: tokens that a running request attends to, weighted by how long it runs."""
+    """Mean lengths over requests, in tokens. context: tokens that a running request attends to, averaged over time."""
 
     prompt: float
     output: float
     context: float
-    new: float  # prompt tokens that are computed: without those that the prefix cache is expected to hold
+    new: float  # prompt tokens that are computed, without expected prefix-cache hits
 
     @classmethod
     def of(cls, prompts: Sequence[Prompt]) -> Lengths:
-        """Of a sample of requests."""
+        """The means over a sample of requests."""
         n, out = len(prompts), sum(p.output_tokens for p in prompts)
         context = sum(p.output_tokens * (p.prompt_tokens + p.output_tokens / 2) for p in prompts) / max(out, 1)
         prompt = sum(p.prompt_tokens for p in prompts) / n
@@ -41,24 +42,24 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Steady:
-    """running: requests at a time; utilization: of what it could serve at most (over 1: it falls behind)."""
+    """The steady state. running: mean requests at a time; utilization: load over capacity (above 1: overloaded)."""
 
     rate_per_s: float
     running: float
     tpot_s: float
     ttft_s: float
     utilization: float
-    most_running: float  # requests that may run at a time, by max_num_seqs and the KV pool
+    most_running: float  # maximum requests at a time, by max_num_seqs and the KV pool
 
 
 def most_running(server: PredictedServer, at: Lengths) -> float:
-    """Requests that run at a time at most: the setting, or what the KV pool holds of them."""
+    """Maximum requests that run at a time: the smaller of max_num_seqs and the number that the KV pool holds."""
     held = server.config.kv_blocks * server.config.block_size / max(at.prompt + at.output / 2, 1)
     return max(1.0, min(server.config.max_num_seqs, held))
 
 
 def steady(server: PredictedServer, times: VllmTimes, at: Lengths, rate_per_s: float) -> Steady:
-    """One group of requests that step together, at so many requests/s."""
+    """The steady state of one group of requests at `rate_per_s` requests/s."""
     most, budget = most_running(server, at), server.config.max_num_batched_tokens
     running, tpot, busy = 1.0, 0.0, 0.0
     for _ in range(ROUNDS):
@@ -83,8 +84,8 @@ def steady(server: PredictedServer, times: VllmTimes, at: Lengths, rate_per_s: f
 
 
 def closed(server: PredictedServer, times: VllmTimes, at: Lengths, clients: float) -> Steady:
-    """As steady, of so many clients that each wait for their answer. It never falls behind: what finds max_num_seqs or
-    the KV pool full waits."""
+    """The steady state of one group with `clients` closed-loop clients. It is never overloaded: requests beyond
+    max_num_seqs or the KV pool wait."""
     most, budget = most_running(server, at), server.config.max_num_batched_tokens
     first = times.first_token(max(1, round(at.new)), budget) + times.frontend(round(at.prompt))
     running, rate, tpot = min(clients, most), 0.0, 0.0
@@ -106,12 +107,12 @@ def closed(server: PredictedServer, times: VllmTimes, at: Lengths, clients: floa
 
 
 def _mixed(times: VllmTimes, decodes: int, kv_tokens: float, chunk: int, prompt: float) -> float:
-    """Seconds of a step that decodes and computes a chunk from the middle of a prompt."""
+    """Seconds of a step that decodes and prefills a chunk from the middle of a prompt."""
     before = max(0, round((prompt - chunk) / 2))
     step = Step(0, decodes=decodes, kv_tokens=round(kv_tokens), chunks=[(Request(0, chunk, 1), chunk, before, True)])
     return max(times.mixed(step)[0], times.launch(decodes + chunk) + times.prepare(decodes + 1))
 
 
 def lone(times: VllmTimes, at: Lengths) -> float:
-    """TPOT of a request that is alone: no load makes it less."""
+    """TPOT at C = 1, a lower bound for any load."""
     return times.per_token(round(at.prompt), max(2, round(at.output)))

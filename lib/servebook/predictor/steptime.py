@@ -1,4 +1,4 @@
-"""How long a forward pass takes: few constants, each a fraction of a datasheet figure or a time, bounded by physics.
+"""Time of a forward pass, from few constants: each is a fraction of a datasheet figure or a time, with physical bounds.
 
     t = h + max(W/BW, F/R) + ω·min(W/BW, F/R) + prefill_attention/R_a + decode_attention
 
@@ -8,13 +8,13 @@ attention_share. decode_attention is K/BW_kv (K: KV bytes read) in a pure decode
 FLOPs / R_a) in a mixed step: FlashAttention-2 splits the KV and packs the query heads of a group only when the longest
 query is one token, so in a mixed step each decode token occupies a query tile of mixed_rows rows.
 
-That is the GPU's time. A step starts no sooner than the host has prepared it (prepare_s: scheduling, inputs, replaying
-a graph) and is over no sooner than the host has launched it: layers × layer_launch_s kernel by kernel, piecewise_share
-of it where CUDA graphs replay all but the attention (a step that prefills, of no more tokens than the largest captured
-size), and nothing more where one graph replays the whole step (pure decode). All of it overlaps with the step
-before, if any; a launch-bound step is fetched only after the next one has been prepared. Continuous prefill reaches the
-board's power cap (capped_loss). Found on the H200 run of 2026-11-29 (outputs/reference): its 128- and
-1,024-token prompts, the gaps between events around every mixed step, and its NVML series.
+That is the GPU's time. The host adds two conditions. A step cannot start before the host has prepared it (prepare_s:
+scheduling, inputs, replaying a graph). It cannot end before the host has launched it: layers × layer_launch_s if it
+launches kernels one by one; piecewise_share of that if CUDA graphs replay all except the attention (a step with
+prefill, up to the largest captured size); nothing if one graph replays the whole step (decode-only). The host's work
+overlaps with the step before. A launch-bound step's tokens are fetched only after the next step has been prepared.
+Continuous prefill reaches the board's power cap (capped_loss). Found on the H200 run of 2026-11-29 (outputs/reference),
+from its 128- and 1,024-token prompts, the gaps between events around every mixed step, and its NVML series.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ EXPOSED_SHARE = 0.7
 IDLE_LAUNCH = 1.2
 
 
-# the constants that one core's speed decides (host_s is mostly the GPU's: ramps and tails of its kernels)
+# the constants that depend on the host's single-core speed (not host_s, which is mostly GPU time)
 OF_THE_HOST = (
     "layer_launch_s", "prepare_s", "engine_sequence_s", "host_per_sequence_s", "expert_launch_s", "replica_sync_s",
     "frontend_request_s", "frontend_token_s", "frontend_event_s",
@@ -53,13 +53,13 @@ OF_THE_HOST = (
 
 
 def on_this_host(constants: Mapping[str, float]) -> dict[str, float]:
-    """The constants with the host's times scaled by host_slowness."""
+    """The constants, with the host's times scaled by host_slowness."""
     slowness = constants.get("host_slowness", 1.0)
     return {n: v * slowness if n in OF_THE_HOST else v for n, v in constants.items()}
 
 
 class _Model:
-    """Figures that every step shares. shape: what one GPU holds and computes."""
+    """Times common to both servers. shape: the share of one GPU."""
 
     def __init__(self, shape: ModelShape, gpu: Gpu, constants: Mapping[str, float], expert_ranks: int = 1) -> None:
         c = constants
@@ -67,7 +67,7 @@ class _Model:
         self.weights = WeightTimes(shape, gpu, constants, expert_ranks)
         self.weights_s = self.weights.dense_s
         self.sample_s = self.weights.sample_s
-        # a decode's attention, a token of context: reading its KV, or on a CPU multiplying it
+        # decode attention per context token: reading KV, or on a CPU multiplying it
         self.attention = AttentionTimes(
             shape,
             kv_bytes_per_s(shape, gpu, c.get("kv_share", c["bandwidth_share"])),
@@ -93,8 +93,8 @@ class _Model:
 class VllmTimes(_Model):
     """Step times of vLLM for given constants (see priors). Implements simulation.StepTimes.
 
-    shape: the whole model's. layout: how it is spread over GPUs; a step passes all stages of a pipeline.
-    captured_tokens: the largest step that CUDA graphs were captured for, 0 without graphs (eager mode).
+    shape: the whole model. layout: its parallelism; a step passes through all pipeline stages. captured_tokens: largest
+    step with captured CUDA graphs; 0: no graphs (eager mode).
     """
 
     def __init__(
@@ -109,18 +109,18 @@ class VllmTimes(_Model):
         constants = on_this_host(constants)
         super().__init__(layout.rank(shape), gpu, constants, layout.data if shape.experts else 1)
         self.captured_tokens = captured_tokens
-        self.replicas = layout.data if shape.experts else 1  # that step together, as their tokens share experts
+        self.replicas = layout.data if shape.experts else 1  # replicas that share experts step together
         if self.replicas > 1:
             self.host_s += constants.get("replica_sync_s", 0.0)
         self._layout, self._whole, self._gpu = layout, shape, gpu
-        self.linked = layout.talks(shape)
-        self.overlap = layout.pipeline  # chunks of one prompt that are in the pipeline at once, if nothing else is
-        self.launch_s = shape.layers * constants.get("layer_launch_s", 0.0)  # a CPU launches nothing ahead
+        self.linked = layout.communicates(shape)
+        self.overlap = layout.pipeline  # chunks of one prompt in the pipeline at once, if it is alone
+        self.launch_s = shape.layers * constants.get("layer_launch_s", 0.0)  # 0 on a CPU, which launches nothing ahead
         self.piecewise_s = self.launch_s * constants.get("piecewise_share", 1.0)
-        if shape.experts:  # inside the graphs where a step is captured
+        if shape.experts:  # not in piecewise_s: captured graphs contain the experts' kernels
             self.launch_s += shape.experts.layers * constants.get("expert_launch_s", 0.0)
         self.asynchronous = asynchronous
-        # absent on a CPU: preparing a step overlaps with nothing there and is part of host_s
+        # 0 on a CPU, where preparing a step overlaps with nothing and is part of host_s
         self.prepare_s = constants.get("prepare_s", 0.0) * (1.0 if asynchronous else EXPOSED_SHARE)
         self.engine_sequence_s = constants.get("engine_sequence_s", 0.0)
         self.sequence_s = constants["host_per_sequence_s"]
@@ -135,15 +135,15 @@ class VllmTimes(_Model):
         return super().frontend(prompt_tokens) - self.first_event(prompt_tokens)
 
     def frontend_busy(self, prompt_tokens: int) -> float:
-        """Seconds of it in which the API server does nothing else."""
+        """Seconds of frontend() that occupy the API server exclusively."""
         return self.frontend(prompt_tokens) - (1 - FRONTEND_BUSY_SHARE) * self.frontend_request_s
 
     def first_event(self, prompt_tokens: int) -> float:
-        """Seconds that the first token's event is late by; TTFT has them, and TPOT is shorter by them."""
+        """Delay of the first token's event in seconds. It lengthens TTFT and shortens TPOT."""
         return FIRST_EVENT_SHARE * self.frontend_token_s * prompt_tokens
 
     def decode(self, decodes: int, kv_tokens: float) -> tuple[float, float]:
-        """(a, b) seconds: a pure decode step of `decodes` sequences takes a + b · kv_tokens."""
+        """(a, b): a decode-only step of `decodes` sequences takes a + b · kv_tokens seconds."""
         found = self._decode.get(decodes)
         if found is None:
             fixed = self.host_s + decodes * self.sequence_s + self.weights.step_s(decodes, decodes)
@@ -158,34 +158,34 @@ class VllmTimes(_Model):
         return (floor, 0.0) if floor > fixed + slope * kv_tokens else (fixed, slope)
 
     def _decode_floor(self, decodes: int) -> float:
-        """Seconds that the host takes for a pure decode step: one graph to replay, or every kernel to launch."""
+        """Host seconds for a decode-only step: replaying one graph, or launching every kernel."""
         launch = self.launch_s if decodes > self.captured_tokens else 0.0
         return launch + self.prepare(decodes) if self.asynchronous else launch
 
     def prepare(self, requests: int) -> float:
-        """Seconds that the host takes before a step of so many requests can start."""
+        """Host seconds before a step with `requests` requests can start."""
         return self.prepare_s + requests * self.engine_sequence_s
 
     def links(self, tokens: int, samples: int) -> float:
-        """Seconds that the GPUs of a replica talk to each other in a step."""
+        """Seconds of communication between GPUs in a step."""
         if not self.linked:
             return 0.0
         return self._layout.exchange_s(self._whole, self._gpu, tokens, samples, self.constants.get("link_share"))
 
     def launch(self, tokens: int, idle: bool = False) -> float:
-        """Seconds that the host takes to launch a step of so many tokens that prefills; the step ends no sooner. idle:
-        nothing ran before it."""
+        """Host seconds to launch a step with prefill and `tokens` tokens; the step cannot end sooner. idle: no step was
+        running before."""
         seconds = self.piecewise_s if tokens <= self.captured_tokens else self.launch_s
         return seconds * (IDLE_LAUNCH if idle else 1.0)
 
     def decode_draw(self, decodes: int, kv_tokens: float, seconds: float) -> float:
-        """Board power of a pure decode step, as a share of its cap."""
+        """Board power of a decode-only step, as a share of its cap."""
         read = self.weights.read_s(decodes) + self.attention.read_s(decodes, kv_tokens)
         compute = self.weights.multiply_s(decodes, decodes)
         return draw(read, compute, 0.0, seconds)
 
     def slowdown(self, drawn: float) -> float:
-        """By how much a step that prefills is slower where `drawn` of the power cap was drawn of late."""
+        """Factor on the time of a step with prefill. drawn: recent mean power, as a share of the cap."""
         return 1 + self.capped_loss * throttled(drawn)
 
     def mixed(self, step: Step) -> tuple[float, float]:
@@ -202,30 +202,30 @@ class VllmTimes(_Model):
         seconds = host + weights + attention + decoding + self.links(tokens, samples)
         seconds += self._others(seconds, tokens, step.decodes, step.kv_tokens)
         if not samples:
-            seconds /= self.overlap  # the next chunk enters the pipeline when this one has left the first stage
+            seconds /= self.overlap  # the next chunk starts when this one leaves the first pipeline stage
         read = self.weights.read_s(tokens) + self.attention.read_s(step.decodes, step.kv_tokens)
         return seconds, draw(read, compute, attention, seconds)
 
     def _met(self, decodes: int, tokens: int) -> int:
-        """Tokens routed over this rank's experts: its replica's, and the decodes of the other replicas."""
+        """Tokens routed to the experts in a step: this replica's, and the decodes of the other replicas."""
         return tokens + (self.replicas - 1) * decodes
 
     def _others(self, seconds: float, tokens: int, decodes: int, kv_tokens: float) -> float:
-        """Seconds this replica waits for the other replicas' prefills: each is assumed to prefill as much in steps
-        of its own, which delay the decodes here as this step delays theirs."""
+        """Seconds that this replica waits for the other replicas' prefills. Each is assumed to prefill the same amount
+        in separate steps, which delay the decodes here as this step delays theirs."""
         if self.replicas == 1:
             return 0.0
         fixed, slope = self.decode(decodes, kv_tokens) if decodes else (0.0, 0.0)
         return (self.replicas - 1) * max(0.0, max(seconds, self.launch(tokens)) - fixed - slope * kv_tokens)
 
     def parts(self, decodes: int, kv_tokens: float, chunks: list[tuple[int, int, bool]]) -> dict[str, float]:
-        """A step's seconds by cause. They sum to the time of a pure decode step, and to that of a step with chunks but
-        for the host's launch and the power cap of prefills. chunks: (new, before, samples a token).
+        """A step's seconds by cause. chunks: (new tokens, tokens before, whether it samples a token).
 
-        weights: reading them; compute: GEMMs of the decodes beyond what the weight reads hide; prefill: what the
-        chunks add (GEMMs and attention); kv_reads: the decodes' own; mixed_attention: what their attention costs
-        beyond that because the step prefills; host; launch: what a step beyond its graphs waits for the host.
-        With chunks the host's launch is left out: how much of it the step before hides is the simulation's to say.
+        weights: reading them. compute: GEMMs of the decodes that the weight reads do not hide. prefill: GEMMs and
+        attention of the chunks. kv_reads: KV reads of the decodes. mixed_attention: additional time of the decodes'
+        attention in a step with prefill. host: see host_s. launch: waiting for the host. The parts sum to the time of a
+        decode-only step. With chunks they exclude the host's launch, since only the simulation knows how much of it
+        overlaps with the step before, and the power cap.
         """
         host = self.host_s + (decodes + len(chunks)) * self.sequence_s
         experts = self.weights.experts_s(decodes * self.replicas)
@@ -261,12 +261,12 @@ class VllmTimes(_Model):
         return parts
 
     def first_token(self, prompt_tokens: int, budget: int) -> float:
-        """Seconds from the first scheduled step to the first token, alone on the server."""
+        """Seconds from the first scheduled step to the first token, at C = 1."""
         return self._first_token(prompt_tokens, budget)[0]
 
     def _first_token(self, prompt_tokens: int, budget: int) -> tuple[float, bool]:
         """(seconds, whether they are launch-bound). The first decode step is launched before the first token is
-        fetched; where the GPU is slower the host runs ahead of it."""
+        fetched. If the GPU is slower than the host, the host runs ahead of it."""
         gpu, host, before = 0.0, 0.0, 0
         while before < prompt_tokens:
             new = min(budget, prompt_tokens - before)
@@ -283,13 +283,13 @@ class VllmTimes(_Model):
         return max(gpu, host), host >= gpu
 
     def launch_bound(self, prompt_tokens: int, budget: int) -> tuple[bool, bool]:
-        """Whether (the first token, the others) of a lone request wait for the host's launches, not for the GPU."""
+        """(whether TTFT is bound by the host's launches, whether TPOT is) at C = 1."""
         a, b = self.decode(1, prompt_tokens)
         floor = self._decode_floor(1)
         return self._first_token(prompt_tokens, budget)[1], floor > 0 and a + b * prompt_tokens < 1.001 * floor
 
     def per_token(self, prompt_tokens: int, output_tokens: int) -> float:
-        """Mean seconds an output token after the first, alone on the server, as a client counts them."""
+        """TPOT at C = 1 in seconds, as a client measures it."""
         context = prompt_tokens + output_tokens / 2
         a, b = self.decode(1, context)
         steps = (a + b * context + (0.0 if self.asynchronous else self.prepare(1))) * max(output_tokens - 1, 1)
@@ -297,7 +297,7 @@ class VllmTimes(_Model):
 
 
 class NaiveTimes(_Model):
-    """The naive server for given constants (see priors): batch 1, eager, the KV cache recopied every token."""
+    """Times of the naive server for given constants (see priors): batch 1, eager, KV cache copied for every token."""
 
     def __init__(self, shape: ModelShape, gpu: Gpu, constants: Mapping[str, float]) -> None:
         super().__init__(shape, gpu, constants)
@@ -313,7 +313,7 @@ class NaiveTimes(_Model):
         return self.host_s + self._with_launches(work)
 
     def per_token(self, prompt_tokens: int, output_tokens: int) -> float:
-        """Mean seconds an output token after the first: host, launches, and weights with attention and recopied KV."""
+        """TPOT in seconds: host, launches, weights, attention, and copying the KV cache."""
         return sum(self.parts(prompt_tokens, output_tokens).values())
 
     def launch_bound(self, prompt_tokens: int, budget: int = 0) -> tuple[bool, bool]:
@@ -327,7 +327,7 @@ class NaiveTimes(_Model):
         return (output_tokens - 1) * self.per_token(prompt_tokens, output_tokens)
 
     def parts(self, prompt_tokens: int, output_tokens: int) -> dict[str, float]:
-        """A decode token's seconds by cause."""
+        """TPOT in seconds by cause."""
         context = prompt_tokens + output_tokens / 2
         linear = self.weights.step_s(1, 1)
         kv = self.attention.decodes_s(1, context)

@@ -1,4 +1,4 @@
-"""The target load on one set-up: shared out over its replicas, simulated, and held against the service level."""
+"""Simulates the target load on one set-up, split over its replicas, and compares it with the service level."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from .simulated_clients import Prompt
 from .steady_state import Lengths
 
 Limits = Mapping[str, tuple[float, float]]  # latency: (seconds, percentile), as Slo.limits
-SAMPLE = 256  # requests that mean lengths are taken of
-FORM = {"ttft_s": "ttft", "tpot_s": "tpot", "e2e_s": "tpot"}  # a request's time is mostly that of its tokens
-COURSES = 4  # different draws of the arrivals, the same ones for every set-up
+SAMPLE = 256  # maximum requests for mean lengths
+FORM = {"ttft_s": "ttft", "tpot_s": "tpot", "e2e_s": "tpot"}  # TPOT dominates the end-to-end latency
+ARRIVAL_DRAWS = 4  # number of draws of the arrival times, the same for every set-up
 
 
 @dataclass(frozen=True)
 class Target:
-    """A load over all replicas: requests (a workload, or all of one length), and how they come."""
+    """The load over all replicas: requests (a workload, or all of one length) and a rate, a number of users, or a trace
+    at a given speed."""
 
     prompt_tokens: int
     output_tokens: int
@@ -45,7 +46,7 @@ class Target:
 
     @classmethod
     def of(cls, params: RunParams, where: str) -> Target:
-        """The target of a run's slo. Raises ServebookError where it names none, or lengths have no bound."""
+        """The target in a run's slo. Raises ServebookError if there is none."""
         asked = params.slo.target
         if asked is None:
             raise ServebookError(
@@ -67,7 +68,7 @@ class Target:
 
     @property
     def repeats(self) -> bool:
-        """Whether prompts have beginnings in common."""
+        """Whether prompts share prefixes."""
         return self.workload is not None and self.workload.repeats
 
     def longest(self) -> tuple[int, int]:
@@ -82,7 +83,7 @@ class Target:
         return Lengths.of([plan[i] for i in range(min(SAMPLE, len(plan)))])
 
     def mean_rate_per_s(self) -> float | None:
-        """Requests/s that arrive by themselves, None of a closed loop."""
+        """Mean arrival rate in requests/s; None for a closed loop."""
         if self.trace_speed is None or self.workload is None:
             return self.rate_per_s
         rows = self.workload.rows()
@@ -90,7 +91,7 @@ class Target:
         return len(rows) / seconds * self.trace_speed
 
     def times(self, factor: float) -> Target:
-        """So many times the load."""
+        """The load multiplied by `factor`."""
         scaled = dict(self.__dict__)
         if self.users is not None:
             scaled["users"] = max(1, round(self.users * factor))
@@ -101,7 +102,7 @@ class Target:
         return Target(**scaled)
 
     def says(self) -> str:
-        """In words."""
+        """The load as text."""
         what = f"workload {self.workload_name}" if self.workload_name else "requests"
         sizes = f"{self.prompt_tokens:,} tokens in and {self.output_tokens:,} out" + (
             " on average" * bool(self.workload)
@@ -110,12 +111,12 @@ class Target:
             return f"{self.users:,} users, {what} of {sizes}"
         if self.rate_per_s is not None:
             return f"{self.rate_per_s:g} requests/s, {what} of {sizes}"
-        return f"the trace of {what} {self.trace_speed:g} times as fast, {sizes}"
+        return f"the trace of {what} at {self.trace_speed:g} times its speed, {sizes}"
 
-    def scenario(self, server: PredictedServer, replicas: int, load: Load, requests: int, course: int = 0) -> Scenario:
-        """One group's share of the load: replicas and groups of a replica take equal shares, as a router spreads them.
-        course: which draw of the arrivals; the same for all set-ups."""
-        groups, point = replicas * server.layout.groups, f"target-{course}"
+    def scenario(self, server: PredictedServer, replicas: int, load: Load, requests: int, draw: int = 0) -> Scenario:
+        """One group's share of the load; a router gives all replicas and their groups equal shares. draw: index of the
+        draw of arrival times."""
+        groups, point = replicas * server.layout.groups, f"target-{draw}"
         common: dict[str, Any] = {"workload": self.workload, "workload_name": self.workload_name}
         tokens = self.prompt_tokens, self.output_tokens
         if self.users is not None:
@@ -137,8 +138,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Trial:
-    """One simulation of a set-up at a load. values: each limited latency at its percentile; output_tok_per_s,
-    request_rate_per_s: of all replicas."""
+    """One simulation of a set-up at a load. values: {latency with a limit: seconds at its percentile};
+    output_tok_per_s, request_rate_per_s: over all replicas."""
 
     replicas: int
     values: dict[str, float]
@@ -146,33 +147,33 @@ class Trial:
     tpot_mean_s: float
     output_tok_per_s: float
     request_rate_per_s: float
-    running: float  # of one group
+    running: float  # in one group
     waiting: float
     preemptions: int
     hit_share: float
 
     @property
     def worst(self) -> float:
-        """The largest value as a share of its limit; at most 1 where the level is met."""
+        """The largest ratio of a value to its limit; at most 1 if the level is met."""
         return max(self.ratios.values())
 
 
 def attempt(
     server: PredictedServer, times: Times, target: Target, replicas: int, limits: Limits, *, load: Load, running: float,
-    requests: int, course: int = 0,
+    requests: int, draw: int = 0,
 ) -> Trial | None:  # fmt: skip
-    """Simulate one group; None where a request does not fit into its share of the KV pool. running: requests at a time
-    by the closed form, so many end before the window opens."""
+    """The result of simulating one group; None if a request does not fit into its share of the KV pool. running:
+    running requests by the closed form, used as the number of warm-up requests."""
     load = load.model_copy(update={"warmup_requests": max(load.warmup_requests, math.ceil(running))})
-    scenario = target.scenario(server, replicas, load, requests, course)
+    scenario = target.scenario(server, replicas, load, requests, draw)
     clients = scenario.spec.clients
     count = whole_rounds(max(requests, 2 * (clients or 1)), clients)
     try:
-        result = scenario.simulate(times, load.seed + course, count)
+        result = scenario.simulate(times, load.seed + draw, count)
     except ValueError:
         return None
     found = {m: result.measured.values(m) for m in ("ttft_s", "tpot_s", "e2e_s")}
-    # answers of one token have no TPOT; a window that nothing ended in met no level
+    # answers of one token have no TPOT; a window without completions meets no level
     unknown = 0.0 if len(result.measured) else math.inf
     values = {
         m: float(np.percentile(found[m], percentile)) if len(found[m]) else unknown
@@ -182,7 +183,7 @@ def attempt(
     seconds = result.seconds if result.seconds > 0 else math.inf
     tpot = float(found["tpot_s"].mean()) if len(found["tpot_s"]) else 0.0
     output = groups * result.output_tokens / seconds
-    if target.rate_per_s is not None:  # a short window happens to hold more or fewer tokens than the load asks for
+    if target.rate_per_s is not None:  # a short window may hold more or fewer tokens than on average
         output = target.rate_per_s * target.output_tokens
     return Trial(
         replicas, values, {m: values[m] / limits[m][0] for m in limits}, tpot,
@@ -194,7 +195,7 @@ def attempt(
 @dataclass(frozen=True)
 class Judged:
     """A set-up at the target load, over draws of the constants. values: {latency: {value, low, high}} with 80 %
-    intervals; probability: that every limit is met; by_limit: each limit's own."""
+    intervals; probability: of meeting all limits; by_limit: {latency: probability of meeting its limit}."""
 
     replicas: int
     values: dict[str, dict[str, float]]
@@ -207,25 +208,25 @@ class Judged:
 
     @property
     def tightest(self) -> str:
-        """The limit that is nearest to being missed."""
+        """The latency that is most likely to miss its limit."""
         return min(self.by_limit, key=lambda m: (self.by_limit[m], -self.ratio(m)))
 
     def ratio(self, latency: str) -> float:
-        """Its value as a share of its limit, the middle of the draws."""
+        """Ratio of a latency to its limit, as a geometric mean over the draws."""
         return statistics.geometric_mean(max(t.ratios[latency], 1e-9) for t in self.trials)
 
 
 def judge(
     f: Forecaster, target: Target, replicas: int, limits: Limits, *, running: float, requests: int
 ) -> Judged | None:
-    """How likely the set-up meets the level: each draw of the constants is simulated, with a draw of the arrivals; what
-    the form of the step times gets wrong comes on top, log-normal and apart for each latency. None where a request does
-    not fit."""
+    """The probability that the set-up meets the level; None if a request does not fit. Each draw of the constants is
+    simulated with a draw of the arrivals. The model's own error is added as a log-normal factor, independent for each
+    latency."""
     trials: list[Trial] = []
     for i, times in enumerate(f.drawn):
-        course = i % -(-len(f.drawn) // 2) % COURSES  # a draw and its mirror meet the same arrivals
+        arrivals = i % -(-len(f.drawn) // 2) % ARRIVAL_DRAWS  # antithetic draws get the same arrivals
         found = attempt(
-            f.server, times, target, replicas, limits, load=f.load, running=running, requests=requests, course=course
+            f.server, times, target, replicas, limits, load=f.load, running=running, requests=requests, draw=arrivals
         )
         if found is None:
             return None
