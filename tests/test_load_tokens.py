@@ -125,6 +125,16 @@ DIALECTS: dict[str, tuple[list[bytes], tuple[list[float], int | None, int | None
     ),
     "tokens counted as 16.0": ([text("a"), text("b", "length"), total(2.0, prompt=9.0), DONE], ([0, 1], 2, 1)),
     "a text that says [DONE]": ([text("[DONE]"), text("data: [DONE]", "length"), total(2), DONE], ([0, 1], 2, 1)),
+    "moonshot: usage in the choice": (
+        [chat(SAYS), chat(SAYS), chat({}, "stop"), sent({"choices": [{"index": 0, "delta": {}, **used(2)}]}), DONE],
+        ([0, 1], 2, 1),
+    ),
+    "azure: filters before the first and after the last": (
+        [sent({"choices": [], "prompt_filter_results": [{}]}), ROLE, chat(SAYS), chat(SAYS),
+         sent({"choices": [{"index": 0, "content_filter_offsets": {}}]}), chat({}, "length"), total(2), DONE],
+        ([2, 3], 2, 1),
+    ),
+    "text with usage that counts none": ([text("a"), text("b", "length"), total(0), DONE], ([0, 1], None, None)),
     "events after [DONE]": ([text("a"), text("b", "length"), total(2), DONE, text("c"), total(9)], ([0, 1], 2, 1)),
     "events after [DONE] in its read": ([text("a"), text("b", "length"), total(2) + DONE + text("c")], ([0, 1], 2, 1)),
 }  # fmt: skip

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 from ..common.errors import ServebookError
 from . import parser
 
-EXIT_FAULT, EXIT_INTERRUPTED = 1, 130
+EXIT_FAULT, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,6 +27,11 @@ def main(argv: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # print what the terminal cannot encode as an escape sequence
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    if empty := next((i for i, a in enumerate(arguments) if not a.strip() or re.fullmatch(r"--[\w-]+=\s*", a)), None):
+        # "$MODEL" of a variable that is not set: what was meant is not known
+        where = arguments[empty] or arguments[empty - 1]
+        print(f"servebook: {where}: an argument is empty. Give it, or leave it out with its option", file=sys.stderr)
+        return EXIT_USAGE
     if arguments[:1] == ["measure"]:  # its own parser, so that the first request is sent within a second
         return _guarded(_measure, argparse.Namespace(debug="--debug" in arguments, rest=arguments[1:]))
     options = parser.build(CALLS).parse_args(arguments)
@@ -55,6 +61,11 @@ def _guarded(call: Any, options: argparse.Namespace) -> int:
         for stream in (sys.stdout, sys.stderr):  # or Python would fail to flush them at exit
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return EXIT_FAULT
+    except RuntimeError as error:  # Path.resolve, until Python 3.13
+        if options.debug or not str(error).startswith("Symlink loop"):
+            raise
+        print(f"servebook: {error}", file=sys.stderr)
         return EXIT_FAULT
     except OSError as error:  # disk full, no permission
         if options.debug:

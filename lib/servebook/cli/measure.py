@@ -49,11 +49,11 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on there may be results to keep
     try:
         with contextlib.ExitStack() as ending:
-            if o.json:
-                run.json = JsonFile(o.json)
-                ending.callback(run.json.close)
             if o.out:
                 files.check_folder(o.out)
+            if o.json:  # after the folder: it may have the same name
+                run.json = JsonFile(o.json)
+                ending.callback(run.json.close)
             listed = [] if o.model else asyncio.run(_models(o.url, api_key))
             run.model = o.model or listed[0]
             run.guessed_of = len(listed)

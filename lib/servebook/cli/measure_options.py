@@ -7,14 +7,17 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from ..common.errors import ServebookError
 from ..config import lengths
 from ..config.points import PointSpec
 from ..load.window import Rule
+from .parser import Parser
 
 VOCABS = (range(256, 8000), range(100, 2000), range(64, 256))  # tried in this order where --vocab names none
+MOST_IDS = 1 << 20  # four times the largest vocabulary in use (Gemma's 262,144): beyond it is a slip of the hand
+MOST_PER_S, LEAST_SHAPE = 10_000, 0.01  # as in parameter files (param_types.Rate, sweeps.ArrivalRateSweep)
 
 N = TypeVar("N", int, float)
 
@@ -39,6 +42,9 @@ def read(argv: list[str] | None) -> argparse.Namespace:
         raise ServebookError(
             "the load must grow from stage to stage", "--ramp", "Give --concurrency 1,2,4 (ascending) or --rate 1,2,4"
         )
+    if o.min_seconds > o.max_seconds:
+        what = f"{o.min_seconds:g} is more than --max-seconds {o.max_seconds:g}"
+        raise ServebookError(what, "--min-seconds", "Lower it, or raise --max-seconds")
     if o.turns > 1 and (o.rate or o.replay):
         raise ServebookError("conversations need a closed loop", "--turns", "Use --concurrency")
     if len({spec.point for spec in o.specs}) < len(o.specs):
@@ -74,13 +80,8 @@ def rule_of(o: argparse.Namespace, spec: PointSpec) -> Rule:
     return Rule(max(c, warmup) if warmup else 0, n, most, o.min_seconds, o.max_seconds)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see --help\n")  # the usage is a page
-
-
 def _parser() -> argparse.ArgumentParser:
-    p = _Parser(prog="servebook measure", description="Benchmark any OpenAI-compatible server.")
+    p = Parser(prog="servebook measure", description="Benchmark any OpenAI-compatible server.")
     p.add_argument(
         "--url", type=_text, required=True, help="the server, e.g. http://127.0.0.1:8000 (with or without /v1)"
     )
@@ -101,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=("poisson", "constant", "gamma"),
         help="how the arrivals of --rate are spaced; default: poisson",
     )
-    p.add_argument("--gamma-shape", type=_positive, help="shape of --arrivals gamma; below 1: burstier than Poisson")
+    p.add_argument("--gamma-shape", type=_shape, help="shape of --arrivals gamma; below 1: burstier than Poisson")
     p.add_argument("--ramp", action="store_true", help="run several loads one after the other without a pause")
     _add_prompts(p)
     _add_rules(p)
@@ -177,7 +178,7 @@ def _add_rules(p: argparse.ArgumentParser) -> None:
         help="time after which a request counts as failed; default: 600",
     )
     p.add_argument(
-        "--seed", type=_whole, help="seed of prompts and arrivals; default: a new one, so that no prompt repeats"
+        "--seed", type=_seed, help="seed of prompts and arrivals; default: a new one, so that no prompt repeats"
     )
     p.add_argument(
         "--vocab", dest="vocabs", type=_range, metavar="LOW:HIGH",
@@ -228,6 +229,8 @@ def _specs(o: argparse.Namespace) -> list[PointSpec]:
 
 def _number(text: str, kind: type[N], what: str, fits: Callable[[float], bool]) -> N:
     try:
+        if not text.isascii() or "_" in text:  # Python reads both, no other program does
+            raise ValueError
         value: N = kind(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a {what}") from None
@@ -250,6 +253,14 @@ def _count(text: str) -> int:
 
 def _whole(text: str) -> int:
     return _number(text, int, "whole number from 0 on", lambda v: v >= 0)
+
+
+def _seed(text: str) -> int:
+    return _number(text, int, "whole number from 0 on, below 2^63", lambda v: 0 <= v < 2**63)
+
+
+def _shape(text: str) -> float:
+    return _number(text, float, f"positive number from {LEAST_SHAPE} on", lambda v: v >= LEAST_SHAPE)
 
 
 def _positive(text: str) -> float:
@@ -283,13 +294,16 @@ def _counts(text: str) -> list[int]:
 
 
 def _rates(text: str) -> list[float]:
-    return [_positive(part) for part in text.split(",")]
+    what = f"positive number up to {MOST_PER_S}"
+    return [_number(part, float, what, lambda v: 0 < v <= MOST_PER_S) for part in text.split(",")]
 
 
 def _range(text: str) -> list[range]:
     low, _, high = text.partition(":")
-    if not (low.isdigit() and high.isdigit() and int(low) < int(high)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a range such as 256:8000")
+    what = f"range such as 256:8000, up to {MOST_IDS}"
+    digits = text.isascii() and low.isdigit() and high.isdigit() and len(text) < 20
+    if not (digits and int(low) < int(high) <= MOST_IDS):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a {what}")
     return [range(int(low), int(high))]
 
 

@@ -5,15 +5,22 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from .. import __version__
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong on one line: the usage of a command with many options is a page."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2 and the message."""
+        self.exit(2, f"{self.prog}: {message}; see --help\n")
+
+
 def build(calls: Mapping[str, Callable[[argparse.Namespace], int]]) -> argparse.ArgumentParser:
     """The parser of all commands. calls: the function that runs each command, by the command's name."""
-    parser = argparse.ArgumentParser(
-        prog="servebook", description="Predict how fast an LLM serves, measure it, explain the difference."
-    )
+    parser = Parser(prog="servebook", description="Predict how fast an LLM serves, measure it, explain the difference.")
     parser.add_argument("--version", action="version", version=f"servebook {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 

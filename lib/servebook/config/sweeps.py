@@ -137,7 +137,7 @@ class ArrivalRateSweep(LoadKind):
     rates_per_s: Annotated[list[Rate], Once] = []
     shares_of_capacity: Annotated[list[Positive], Once] = []  # of the engine's predicted request rate
     arrivals: Literal["poisson", "constant", "gamma"] = "poisson"
-    gamma_shape: Positive = 1.0
+    gamma_shape: Annotated[Positive, Field(ge=0.01)] = 1.0  # at 0.01 bursts of a hundred
     concurrency: Clients | None = OneOf
     requests: Finite | None = OneOf
 

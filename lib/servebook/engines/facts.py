@@ -65,7 +65,7 @@ def vllm_facts(url: str, log: Path, *, flags: list[str], cpu_threads: str | None
     facts["version"] = version.get("version") if isinstance(version, dict) else facts["version"]
     facts["max_model_len"] = next((m.get("max_model_len") for m in served_models(url)), facts["max_model_len"])
     if cpu_threads is not None:
-        facts["threads"] = int(cpu_threads) if cpu_threads.isdigit() else None
+        facts["threads"] = int(cpu_threads) if cpu_threads.isdecimal() else None
         facts["attention_backend"] = facts["attention_backend"] or "CPU"
         facts["cuda_graphs"] = False
         # vLLM's CPU platform disables it, whatever was requested (platforms/cpu.py)
@@ -104,7 +104,7 @@ def from_flags(flags: list[str]) -> dict[str, Any]:
     given = dict(zip(flags, [*flags[1:], ""], strict=False))
     found: dict[str, Any] = {
         key: int(given[flag]) for key in ("max_num_batched_tokens", "max_num_seqs", "max_model_len")
-        if (flag := f"--{key.replace('_', '-')}") in given and given[flag].isdigit()
+        if (flag := f"--{key.replace('_', '-')}") in given and given[flag].isdecimal()
     }  # fmt: skip
     if "--enforce-eager" in given:
         found["cuda_graphs"] = False
@@ -121,7 +121,7 @@ def from_metrics(text: str) -> dict[str, Any]:
     labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
 
     def whole(key: str) -> int | None:
-        return int(labels[key]) if labels.get(key, "").isdigit() else None
+        return int(labels[key]) if re.fullmatch("[0-9]{1,18}", labels.get(key, "")) else None
 
     block = whole("block_size")
     blocks = whole("num_gpu_blocks")

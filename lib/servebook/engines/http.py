@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 import urllib.error
 import urllib.request
 from typing import Any
@@ -16,7 +17,7 @@ def http_get(url: str, *, timeout_s: float = 5.0, key: str | None = None) -> byt
     """The body of a 2xx answer, None for anything else (refused, timed out, another status)."""
     try:
         with _open(url, None, timeout_s, key) as answer:
-            return bytes(answer.read(LONGEST_PAGE))
+            return _read(answer, timeout_s)
     except (OSError, ValueError, http.client.HTTPException):  # URLError and HTTPError are OSErrors
         return None
 
@@ -25,7 +26,7 @@ def http_status(url: str, json_body: Any, *, timeout_s: float, key: str | None =
     """The status of the answer to a GET, or to a POST if there is a body; None without an answer in time."""
     try:
         with _open(url, json.dumps(json_body).encode() if json_body else None, timeout_s, key) as answer:
-            answer.read(LONGEST_PAGE)
+            _read(answer, timeout_s)
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -69,6 +70,19 @@ def _open(url: str, body: bytes | None, timeout_s: float, key: str | None) -> An
     return _OPENER.open(urllib.request.Request(url, data=body, headers=headers), timeout=timeout_s)
 
 
+def _read(answer: Any, timeout_s: float) -> bytes:
+    """A body that ends in time. Raises TimeoutError for one that comes in drops: a socket's timeout starts again with
+    each."""
+    until, body = time.monotonic() + timeout_s, bytearray()
+    while part := answer.read1(1 << 16):
+        body += part
+        if len(body) >= LONGEST_PAGE:
+            break
+        if time.monotonic() > until:
+            raise TimeoutError
+    return bytes(body)
+
+
 def get_json(url: str, **options: Any) -> Any:
     """The JSON at a URL, None if there is none."""
     body = http_get(url, **options)
@@ -81,6 +95,6 @@ def get_json(url: str, **options: Any) -> Any:
 def served_models(url: str, key: str | None = None) -> list[dict[str, Any]]:
     """Entries of /v1/models, [] if the server returns none."""
     answer = get_json(f"{url}/v1/models", key=key)
-    data = answer.get("data") if isinstance(answer, dict) else None
+    data = answer.get("data") if isinstance(answer, dict) else answer
     listed = data if isinstance(data, list) else []
     return [m for m in listed if isinstance(m, dict) and isinstance(m.get("id"), str) and m["id"]]

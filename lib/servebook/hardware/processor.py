@@ -37,7 +37,7 @@ def processor() -> Processor:
         mhz = int(Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").read_text()) / 1000
     flags = frozenset((told.get("flags") or told.get("Features") or "").split())
     name, family = told.get("model name") or platform.processor() or platform.machine(), told.get("cpu family", "")
-    return Processor(name, mhz * 1e6, flags, told.get("vendor_id", ""), int(family) if family.isdigit() else 0)
+    return Processor(name, mhz * 1e6, flags, told.get("vendor_id", ""), int(family) if family.isdecimal() else 0)
 
 
 def usable_cpus() -> int:

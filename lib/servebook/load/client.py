@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import partial
 from itertools import pairwise
 from typing import Literal
@@ -26,12 +30,13 @@ __all__ = ["NO_TOKEN", "NO_USAGE", "Client", "CountBy", "Reply", "endpoint_url",
 
 CountBy = Literal["usage", "events", "asked"]
 NO_USAGE = (
-    "no usage in the stream, so its tokens are unknown (count_tokens: events counts events, asked takes the length "
-    "asked for; servebook measure: --count-tokens)"
+    "no usage in the stream that counts its tokens: they are unknown (count_tokens: events counts events, asked takes "
+    "the length asked for; servebook measure: --count-tokens)"
 )
 NO_TOKEN = "answered with no token"
 _SOON = aiohttp.ClientTimeout(total=10, sock_connect=5)
 _CONNECT_S = 10.0
+_STALE_S = 1.0  # a connection that was closed before says so within a round trip; later, the server had the request
 _BODY_END_S, _BODY_END_AGAIN_S = 0.5, 0.02  # wait for the body's end after [DONE], so that the connection is kept
 
 
@@ -186,15 +191,11 @@ class Client:
             fault = f"its answer cannot be read as HTTP ({one_line(error.message, 100)})"
         except aiohttp.ServerDisconnectedError:
             fault = "server closed the connection without an answer"
-            if reused.get() and reply.status is None:
+            if _was_stale(reply):
                 return not last
         except (aiohttp.ClientError, OSError) as error:
             fault = f"{type(error).__name__}: {error}"[:300]
-            if (
-                reused.get()
-                and reply.status is None
-                and isinstance(error, aiohttp.ClientConnectionError | ConnectionError)
-            ):
+            if _was_stale(reply) and isinstance(error, aiohttp.ClientConnectionError | ConnectionError):
                 return not last
         finally:
             stream.on_over = None
@@ -229,8 +230,7 @@ class Client:
         if reply.location and 300 <= response.status < 400:
             words = f"redirected to {reply.location}"
         reply.error = f"HTTP {response.status}: {words}"
-        seconds = response.headers.get("Retry-After", "")
-        reply.retry_after_s = float(seconds) if seconds.isascii() and seconds.isdigit() else None
+        reply.retry_after_s = _retry_after_s(response.headers)
 
     def follow(self, location: str) -> None:
         """Send requests to the target of this endpoint's redirect. Raises ServebookError for another host, which must
@@ -292,6 +292,24 @@ class Client:
         except (ValueError, TypeError, RecursionError):
             pass
         raise ServebookError(f"cannot ask the server for its model ({reason})", without_secrets(where), fix)
+
+
+def _was_stale(reply: Reply) -> bool:
+    """Whether a request without an answer went into a connection that the server had closed before it came."""
+    return reused.get() and reply.status is None and now() - (reply.sent or 0.0) < _STALE_S
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a busy server asks to wait: given as such, or as a date by the server's own clock; None for what is
+    neither."""
+    told = headers.get("Retry-After", "").strip()
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]*)?", told):
+        return float(told)
+    try:
+        clock = parsedate_to_datetime(headers["Date"]) if "Date" in headers else datetime.now(UTC)
+        return max(0.0, (parsedate_to_datetime(told) - clock).total_seconds())
+    except (ValueError, TypeError, OverflowError):
+        return None
 
 
 def way_out(fault: BaseException | None, otherwise: str) -> str:

@@ -180,6 +180,8 @@ class OpenLoop(Loop):
         if self.sender:
             self.sender.cancel()
         tracker.end_arrivals("time limit")
+        if not tracker.pending():  # in warm-up there is nothing to wait for
+            return
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(tracker.stop.wait(), self.client.timeout_s)
 

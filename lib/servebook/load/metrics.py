@@ -43,8 +43,10 @@ _COUNTERS = {
 _OURS = {theirs: ours for table in (_GAUGES, _COUNTERS) for ours, names in table.items() for theirs in names}
 _SHARES = ("kv_cache_usage",)  # shares per engine: the server's value is their mean
 _BY_REASON = "num_requests_waiting_by_reason"
-_WANTED = re.compile(rb"^(?:\w+:)?(?:%s)(?:\{| )[^\n]*" % "|".join([*_OURS, _BY_REASON]).encode(), re.MULTILINE)
-_SAMPLE = re.compile(rb"^(?:\w+:)?(\w+)(\{[^\n]*\})?[ \t]+([^\s]+)", re.MULTILINE)
+_WANTED = re.compile(rb"^(?:\w+:)?(?:%s)[{ \t][^\n]*" % "|".join([*_OURS, _BY_REASON]).encode(), re.MULTILINE)
+# labels end at the brace outside of quotes: OpenMetrics has an exemplar with braces of its own after the value
+_LABELS = rb'\{(?:[^"}\n]|"(?:[^"\\\n]|\\.)*")*\}'
+_SAMPLE = re.compile(rb"^(?:\w+:)?(\w+)(?:[ \t]*(%s)[ \t]*|[ \t]+)([^\s]+)" % _LABELS, re.MULTILINE)
 _REASON = re.compile(r'reason="([^"]*)"')
 # Bits of NVML's clock event reasons. A card under full load may run at its power limit all the time. That is normal,
 # unless somebody lowered the limit. Heat and hardware brakes are faults.
@@ -156,7 +158,8 @@ class Scraper:
                 sample.took = self._clock() - start
                 sample.t = start + sample.took / 2
                 # a page without a needed line will not get one later; a failed scrape may succeed next time
-                self._serves_metrics = bool(sample.lines)
+                if response.status < 500 and response.status != 429:
+                    self._serves_metrics = bool(sample.lines)
             except (aiohttp.ClientError, OSError, TimeoutError):
                 pass
         if gpu is not None:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from .tokens import AT_LEAST_ONE, Event, Usage, choice_of, echoes, has_reasoning, last_events, tokens_in, trailing
-from .words import error_message, finish_reason, no_stream, one_line, parse, told_error
+from .words import error_message, finish_reason, no_choice, no_stream, one_line, parse, told_error
 
 __all__ = ["AT_LEAST_ONE", "TokenStream", "error_message", "one_line", "tokens_in"]
 
@@ -186,8 +186,10 @@ class TokenStream:
         self.tokens, self.prompt_tokens, self.cached_tokens = usage.tokens, usage.prompt_tokens, usage.cached_tokens
         self.fault = self.fault or usage.fault
         if self._started:
+            self.tokens = self.tokens or None  # text is no answer of 0 tokens: its usage does not count
             self._settle(*trailing(events, self._opening))
         elif not self.error and not self.times:
+            self.error = no_choice(events)
             self.fault = self.fault or no_stream(self._odd + self._tail)
         self._claim_lead()
         if self.events == (self.tokens or 0) + 1 > 1 and echoes(self._opening or {}, self.asked):

@@ -165,6 +165,8 @@ class Usage:
         self.fault: str | None = None
         for event in reversed(events):
             usage = (event or {}).get("usage")
+            if usage is None:  # Moonshot has it in the choice
+                usage = (choice_of(event or {}) or {}).get("usage")
             if usage is None:
                 continue
             given = _dict(usage)

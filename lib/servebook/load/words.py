@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from .tokens import Event, choice_of
@@ -10,6 +11,7 @@ from .tokens import Event, choice_of
 # Raw control characters inside a text are the model's, not a fault of the event. json.loads with an option makes a
 # decoder for every call
 _EVENTS = json.JSONDecoder(strict=False)
+_WORDS = ("error", "message", "detail")
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
@@ -41,9 +43,17 @@ def _status(event: Event | None) -> int | None:
     error = (event or {}).get("error")
     for told in (error if isinstance(error, dict) else {}, event or {}):
         for key in ("code", "status", "status_code", "http_status_code"):
-            if str(told.get(key)).isdigit():
+            if re.fullmatch("[1-5][0-9][0-9]", str(told.get(key))):
                 return int(told[key])
     return None
+
+
+def no_choice(events: list[Event | None]) -> str | None:
+    """What a stream says none of whose events has a choice or usage, None where it says nothing."""
+    told = [event for event in events if event]
+    if not told or any("choices" in event or event.get("usage") for event in told):
+        return None
+    return error_message(next((e for e in told if any(k in e for k in _WORDS)), told[0]))
 
 
 def no_stream(body: bytes) -> str | None:
@@ -82,7 +92,7 @@ def error_message(body: dict[str, Any] | bytes | str) -> str:
         if isinstance(found, list) and found:
             found = found[0]
         if isinstance(found, dict):
-            found = found.get("error") or found.get("message") or found.get("detail") or json.dumps(found)
+            found = next((found[key] for key in _WORDS if found.get(key)), None) or json.dumps(found)
     return one_line(str(found))
 
 

@@ -79,6 +79,7 @@ def tree_of(config: dict[str, Any], where: str) -> Tree:
         raise ServebookError(f"not a config.json ({e})", where) from None
 
 
+MOST_LAYERS = 2048  # sixteen times the deepest model's in use (Llama-3.1-405B: 126): each is made by its own code
 COUNTS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
           "vocab_size", "head_dim")  # fmt: skip
 
@@ -93,6 +94,8 @@ def _check_counts(text: dict[str, Any], where: str) -> None:
             continue  # latent attention has no head_dim
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise ServebookError(f"{key} is {value!r}, not a positive whole number", where, "Correct it")
+    if isinstance(layers := text.get("num_hidden_layers"), int) and layers > MOST_LAYERS:
+        raise ServebookError(f"num_hidden_layers is {layers}", where, f"At most {MOST_LAYERS} are read")
     heads, kv = text.get("num_attention_heads"), text.get("num_key_value_heads")
     if isinstance(heads, int) and isinstance(kv, int) and heads % kv:
         raise ServebookError(f"{heads} attention heads do not divide into {kv} KV heads", where, "Correct them")

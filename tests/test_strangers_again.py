@@ -1,0 +1,284 @@
+"""Servers and hands that a second reader thought of: exemplars in metrics, dropped requests, empty arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+from raw_server import Exchange, RawServer, event, sse
+from servebook.cli import measure_options
+from servebook.cli.command import main
+from servebook.common.errors import ServebookError, ServerBusy
+from servebook.config.params import Load, Slo
+from servebook.config.points import PointSpec
+from servebook.engines import facts, http
+from servebook.load import client as load_client
+from servebook.load import metrics
+from servebook.load.client import Reply, _retry_after_s, _was_stale, now
+from servebook.load.point import measure_point_sync
+from servebook.load.window import Rule
+from test_strangers import here, measure, ordinary
+
+# --- a wrong figure ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'vllm:num_requests_running{engine="0"} 2 # {trace_id="x"} 7.0 1690000000.0',
+        b'vllm:num_requests_running 2 # {trace_id="x"} 7.0',
+        b'vllm:num_requests_running{model_name="a\\"} 9 b",engine="0"} 2',
+        b'vllm:num_requests_running{model_name="{x} 9 # {"} 2 1690000000000',
+        b"vllm:num_requests_running\t2",
+        b'vllm:num_requests_running {e="}" , f="0"}  2\r',
+    ],
+)
+def test_the_value_of_a_sample_is_what_follows_its_labels(line: bytes) -> None:
+    assert metrics.parse(b"\n".join(metrics._WANTED.findall(b"# HELP x\n" + line + b"\n"))) == {"running": 2.0}
+
+
+def test_a_page_of_labels_without_end_is_read_in_time() -> None:
+    page = b'vllm:num_requests_running{a="' + b"\\\\" * 200_000 + b"\nvllm:num_requests_running 2\n"
+    assert metrics.parse(page) == {"running": 2.0}
+
+
+@pytest.mark.parametrize(("status", "seen"), [(500, 2), (429, 2), (404, 1)])
+def test_metrics_that_fail_once_are_asked_for_again(status: int, seen: int) -> None:
+    async def get(x: Exchange) -> bool:
+        if server.count("GET") == 1:
+            x.whole(f"{status} Odd", b"")
+        else:
+            x.whole("200 OK", b"vllm:num_requests_running 2\n", kind="text/plain")
+        return True
+
+    async def twice() -> list[metrics.Sample]:
+        async with load_client.Client(server.url) as client:
+            scraper = metrics.Scraper(client.session, server.url, 1.0, now)
+            await scraper.scrape()
+            await scraper.scrape()
+            return scraper.samples
+
+    with RawServer(ordinary, get=get).running() as server:
+        samples = asyncio.run(twice())
+    assert [bool(s.lines) for s in samples] == [False, seen == 2] and server.count("GET") == seen
+
+
+def test_a_request_that_the_server_had_and_dropped_is_a_failure_and_not_sent_again() -> None:
+    """Sent again, its first wait would be in no figure, and the server would have worked twice."""
+    reply, token = Reply(0, 1, 1), load_client.reused.set(True)
+    try:
+        reply.sent = now()
+        assert _was_stale(reply)
+        reply.sent -= 1.5
+        assert not _was_stale(reply)
+    finally:
+        load_client.reused.reset(token)
+
+
+# --- servers that are busy, and words that are no answer -----------------------------------------------------------
+
+
+def test_a_date_to_try_again_at_is_by_the_servers_own_clock() -> None:
+    ahead = time.time() + 7200  # the server's clock is two hours ahead
+    clock, later = formatdate(ahead, usegmt=True), formatdate(ahead + 30, usegmt=True)
+    assert _retry_after_s({"Retry-After": later, "Date": clock}) == 30.0
+    assert _retry_after_s({"Retry-After": clock, "Date": later}) == 0.0
+    assert 7200 <= (_retry_after_s({"Retry-After": later}) or 0) < 7240
+    assert _retry_after_s({"Retry-After": "1.5"}) == 1.5
+    for odd in ("soon", "-1", "²", "1e9", "", "9" * 400, "Wed, 99 Foo 2026 00:00:00 GMT"):
+        assert _retry_after_s({"Retry-After": odd}) is None
+
+
+def test_a_server_that_is_busy_until_tomorrow_is_asked_once() -> None:
+    async def post(x: Exchange) -> None:
+        x.whole("429 Too Many", {"error": "slow"}, "Retry-After: " + formatdate(time.time() + 86400, usegmt=True))
+
+    with RawServer(post).running() as server, pytest.raises(ServerBusy, match="slow"):
+        measure(server)
+    assert server.count("POST") == 1
+
+
+def test_a_server_that_says_retry_at_once_for_ever_is_not_asked_without_a_pause() -> None:
+    async def post(x: Exchange) -> None:
+        x.whole("503 Loading", {"error": "Loading model"}, "Retry-After: 0")
+
+    told: list[str] = []
+    with RawServer(post).running() as server, pytest.raises(ServebookError):
+        measure(server, limit_s=0.6, on_progress=told.append)
+    assert server.count("POST") < 8
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"detail": "Model not loaded"}, "Model not loaded"),
+        ({"type": "response.output_text.delta", "delta": "hi"}, "response.output_text.delta"),
+    ],
+)
+def test_a_stream_without_a_choice_is_refused_in_its_own_words(said: Any, words: str) -> None:
+    async def post(x: Exchange) -> None:
+        x.head()
+        x.put(sse({"type": "ping"}) + sse(said) + b"data: [DONE]\n\n" if "detail" in said else sse(said))
+        x.end()
+
+    with RawServer(post).running() as server, pytest.raises(ServebookError, match=words):
+        measure(server)
+    assert server.measured == 0
+
+
+@pytest.mark.parametrize("code", ["²", "٤٢٩", "4294", 1e9, None])
+def test_an_error_of_an_odd_code_is_an_error(code: Any) -> None:
+    async def post(x: Exchange) -> None:
+        x.head()
+        x.put(sse({"error": {"message": "boom", "code": code}}) + b"data: [DONE]\n\n")
+        x.end()
+
+    with RawServer(post).running() as server, pytest.raises(ServebookError, match="boom"):
+        measure(server)
+
+
+def test_text_whose_usage_counts_no_token_is_counted_as_told() -> None:
+    async def post(x: Exchange) -> None:
+        x.head()
+        for i in range(x.tokens):
+            x.put(event(i, last=i == x.tokens - 1))
+        x.put(sse({"choices": [], "usage": {"prompt_tokens": 16, "completion_tokens": 0}}) + b"data: [DONE]\n\n")
+        x.end()
+
+    with RawServer(post).running() as server:
+        point = measure(server)
+        counted = measure(server, count_tokens="events")
+    assert point.requests == 0 and "--count-tokens" in str(point.reasons[0])
+    assert counted.requests == 8 and counted.verdict != "valid"
+
+
+# --- what a server says of itself ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", ["²", "9" * 5000, "-1", "1.5"])
+def test_a_label_that_is_no_count_is_not_reported(number: str) -> None:
+    page = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{number}"}} 1.0\n'
+    assert facts.from_metrics(page)["block_size"] == 16 and facts.from_metrics(page)["kv_cache_tokens"] is None
+
+
+@pytest.mark.parametrize("top", [True, False])
+def test_models_that_are_listed_at_the_top_are_listed(top: bool) -> None:
+    async def get(x: Exchange) -> bool:
+        x.whole("200 OK", [{"id": "m"}, {"id": 3}, "x"] if top else {"data": [{"id": "m"}, None]})
+        return True
+
+    with RawServer(ordinary, get=get).running() as server:
+        assert http.served_models(server.url) == [{"id": "m"}]
+
+
+def test_a_page_that_comes_in_drops_ends_in_time() -> None:
+    async def get(x: Exchange) -> bool:
+        x.head("200 OK", "text/plain")
+        while not x.writer.transport.is_closing():
+            x.put(b"# a drop\n")
+            await asyncio.sleep(0.01)
+        return True
+
+    with RawServer(ordinary, get=get).running() as server:
+        assert http.http_get(f"{server.url}/metrics", timeout_s=0.2) is None
+
+
+# --- a clumsy hand ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["--seed", str(2**63)], "--seed: '9223372036854775808' is not a whole number"),
+        (["--seed", "9" * 4000], "--seed: "),
+        (["--vocab", "0:99999999999999"], "--vocab: "),
+        (["--vocab", "²:9"], "--vocab: "),
+        (["--concurrency", "٣"], "--concurrency: "),
+        (["--concurrency", "1_0"], "--concurrency: "),
+        (["--rate", "1e9"], "--rate: '1e9' is not a positive number up to 10000"),
+        (["--rate", "1", "--arrivals", "gamma", "--gamma-shape", "1e-300"], "--gamma-shape: "),
+    ],
+)
+def test_what_no_command_can_mean_is_one_line(
+    options: list[str], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        measure_options.read(["--url", "http://127.0.0.1:9", *options])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and what in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [
+        (["measure", "--url", "http://127.0.0.1:9", "--model", ""], "--model"),
+        (["measure", "--url", "http://127.0.0.1:9", "--out", " "], " "),
+        (["measure", "--url", "http://127.0.0.1:9", "--api-key-env="], "--api-key-env="),
+        (["check", ""], "check"),
+        (["model", "qwen2.5-7b", "--gpu", ""], "--gpu"),
+    ],
+)
+def test_an_argument_that_is_empty_is_refused(
+    arguments: list[str], where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As "$MODEL" of a variable that is not set: the first model listed would be measured as the one meant."""
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.startswith(f"servebook: {where}: an argument is empty")
+
+
+@pytest.mark.parametrize("arguments", [[], ["check"], ["nope"], ["model", "m", "--gpus", "x"], ["model"]])
+def test_a_command_that_cannot_be_read_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.count("\n") == 1 and said.endswith("see --help\n")
+
+
+def test_a_point_that_must_last_longer_than_it_may_is_refused() -> None:
+    options = ["--url", "http://127.0.0.1:9", "--min-seconds", "9", "--max-seconds", "1"]
+    with pytest.raises(ServebookError, match="--min-seconds: 9 is more than --max-seconds 1"):
+        measure_options.read(options)
+
+
+def test_a_file_of_the_folders_name_is_refused_before_the_first_request(tmp_path: Path) -> None:
+    with RawServer(ordinary).running() as server:
+        told = here(server, "--out", str(tmp_path / "o"), "--json", str(tmp_path / "o"))
+    assert told.returncode == 1 and "it is a folder" in told.stderr and server.asked == []
+
+
+def test_an_open_loop_whose_next_request_is_due_next_year_ends_at_its_limit() -> None:
+    """In warm-up nothing is waited for: neither the request's timeout nor the next arrival."""
+    spec = PointSpec("s", "e", "r", "arrival_rate", 16, 8, rate_per_s=1e-8)
+    with RawServer(ordinary).running() as server:
+        began = time.monotonic()
+        point = measure_point_sync(
+            spec, url=server.url, model="m", load=Load(), slo=Slo(), run_dir=None, batching=True,
+            vocab=range(256, 8000), rule=Rule(2, 4, 4, 0.0, 0.3),
+        )  # fmt: skip
+    assert point.requests == 0 and "in warm-up" in str(point.stop_reason)
+    assert time.monotonic() - began < 300  # the timeout of a request is 600 s
+
+
+def test_a_link_that_names_itself_is_one_line(tmp_path: Path) -> None:
+    os.symlink("b", tmp_path / "a")
+    os.symlink("a", tmp_path / "b")
+    with RawServer(ordinary).running() as server:
+        for option in ("--json", "--out", "--replay", "--lengths"):
+            told = here(server, option, str(tmp_path / "a"))
+            assert told.returncode == 1 and told.stderr.count("\n") == 1
+    assert server.asked == []
+
+
+def test_a_model_of_a_billion_layers_is_refused_and_not_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 10**9, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 512, "intermediate_size": 128}))
+    assert main(["model", str(tmp_path)]) == 1
+    assert "num_hidden_layers is 1000000000. At most 2048" in capsys.readouterr().err
