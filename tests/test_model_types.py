@@ -94,6 +94,131 @@ def test_experts_caches_and_states(config: dict[str, Any], active: float, kv: in
     assert (s.kv_bytes_per_token, s.state_bytes_per_sequence) == (kv, states)
 
 
+def test_a_linear_attention_has_no_kv_cache_beside_its_state() -> None:
+    s = shape(
+        model_type="kimi_linear", hidden_size=2304, num_hidden_layers=4, num_attention_heads=32, head_dim=72,
+        kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, num_experts=256,
+        num_experts_per_token=8, moe_intermediate_size=1024, model_max_length=1 << 20, linear_attn_config={
+            "full_attn_layers": [4], "kda_layers": [1, 2, 3], "head_dim": 128, "num_heads": 32,
+            "short_conv_kernel_size": 4,
+        },
+    )  # fmt: skip
+    # vLLM's kda_state_shape: inputs of the convolution in 16 bits, key by value dimension of 32 heads in fp32
+    assert (s.kv_bytes_per_token, s.state_bytes_per_sequence) == (576 * 2, 3 * (12_288 * 3 * 2 + 32 * 128 * 128 * 4))
+
+
+def test_experts_that_pass_their_input_on_have_no_weights() -> None:
+    assert shape(**LONGCAT).parameters == pytest.approx(560e9, rel=0.01)  # as its makers say
+
+
+KIMI_TEXT = {
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2", "hidden_size": 64, "num_hidden_layers": 2,
+    "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 2, "vocab_size": 512,
+    "moe_intermediate_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "q_lora_rank": 32, "kv_lora_rank": 16,
+}  # fmt: skip
+
+
+def test_a_decoder_is_known_by_its_architecture_within_a_wrapper_too() -> None:
+    kimi: dict[str, Any] = {"model_type": "kimi_k25", "architectures": ["KimiK25ForConditionalGeneration"]}
+    known = shape(**kimi, text_config={**KIMI_TEXT, "model_type": "deepseek_v3"})
+    assert shape(**kimi, text_config=KIMI_TEXT).parameters == known.parameters
+
+
+def test_keys_of_the_decoder_at_the_top_of_a_wrapper_count() -> None:
+    text = {"hidden_size": 256, "num_hidden_layers": 2, "vocab_size": 1000, "num_attention_heads": 4}
+    flat = shape(model_type="gemma3", **text)
+    assert (flat.vocab, flat.hidden, flat.layers) == (1000, 256, 2)
+    assert flat.parameters == shape(model_type="gemma3", text_config=text).parameters
+
+
+@pytest.mark.parametrize("model_type", ["bloom", "gpt_neox", "falcon", "gptj", "opt", "mpt"])
+def test_the_width_of_every_mlp_is_found(model_type: str) -> None:
+    s = shape(model_type=model_type)
+    assert s.intermediate == 4 * s.hidden
+
+
+CHATGLM = {
+    "architectures": ["ChatGLMModel"], "model_type": "chatglm", "add_qkv_bias": True, "kv_channels": 128,
+    "multi_query_attention": True, "multi_query_group_num": 2, "num_attention_heads": 32, "hidden_size": 4096,
+    "ffn_hidden_size": 13_696, "num_layers": 40, "padded_vocab_size": 151_552, "seq_length": 131_072,
+    "rmsnorm": True, "post_layer_norm": True, "original_rope": True, "tie_word_embeddings": False,
+}  # fmt: skip
+INTERNLM_2 = {
+    "architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2", "hidden_size": 6144, "bias": False,
+    "num_hidden_layers": 48, "num_attention_heads": 48, "num_key_value_heads": 8, "intermediate_size": 16_384,
+    "vocab_size": 92_544, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+    "rope_theta": 1e6,
+}  # fmt: skip
+EXAONE_3 = {
+    "architectures": ["ExaoneForCausalLM"], "model_type": "exaone", "activation_function": "silu", "num_layers": 32,
+    "hidden_size": 4096, "intermediate_size": 14_336, "head_dim": 128, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "vocab_size": 102_400, "max_position_embeddings": 32_768, "layer_norm_epsilon": 1e-5,
+}  # fmt: skip
+INTERNVL = {
+    "architectures": ["InternVLChatModel"], "model_type": "internvl_chat", "downsample_ratio": 0.5, "select_layer": -1,
+    "force_image_size": 448, "ps_version": "v2", "llm_config": {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048,
+        "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+        "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "vocab_size": 151_936,
+        "intermediate_size": 6144,
+    },
+    "vision_config": {
+        "model_type": "intern_vit_6b", "hidden_size": 1024, "image_size": 448, "intermediate_size": 4096,
+        "num_attention_heads": 16, "num_channels": 3, "num_hidden_layers": 24, "patch_size": 14, "qkv_bias": True,
+        "qk_normalization": False, "hidden_act": "gelu", "norm_type": "layer_norm", "layer_norm_eps": 1e-6,
+    },
+}  # fmt: skip
+STEP_3 = {
+    "architectures": ["Step3VLForConditionalGeneration"], "model_type": "step3_vl", "hidden_size": 7168,
+    "text_config": {
+        "architectures": ["Step3TextForCausalLM"], "model_type": "step3_text",
+        "moe_layers_enum": ",".join(map(str, range(4, 60))),
+    },
+    "vision_config": {
+        "model_type": "step3_vision_encoder", "hidden_size": 1792, "image_size": 728, "intermediate_size": 15_360,
+        "num_attention_heads": 16, "num_hidden_layers": 63, "output_hidden_size": 4096, "patch_size": 14,
+    },
+    "understand_projector_stride": 2, "projector_bias": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters", "active", "kv"),
+    [  # from the constructors of vLLM's code; parameters as their makers say
+        (CHATGLM, 9.40e9, 9.40e9, 40 * 2 * 128 * 2 * 2),  # its layers are an encoder's by name
+        (INTERNLM_2, 19.86e9, 19.86e9, 48 * 8 * 128 * 2 * 2),  # its head is called output
+        (EXAONE_3, 7.82e9, 7.82e9, 32 * 8 * 128 * 2 * 2),  # its own names for layers and norms
+        (INTERNVL, 30.85e9, 3.35e9, 48 * 4 * 128 * 2 * 2),  # the decoder's configuration is llm_config
+        (STEP_3, 321e9, 38.8e9, 61 * 256 * 2 * 2),  # queries of low rank beside keys and values
+    ],
+)  # fmt: skip
+def test_models_of_vllms_code(config: dict[str, Any], parameters: float, active: float, kv: int) -> None:
+    pytest.importorskip("vllm")
+    s = shape(**config)
+    assert (s.parameters, s.active_parameters) == (
+        pytest.approx(parameters, rel=0.005), pytest.approx(active, rel=0.005)
+    )  # fmt: skip
+    assert s.kv_bytes_per_token == kv
+
+
+def test_a_tower_of_another_library_is_said() -> None:
+    pytest.importorskip("vllm")
+    text = {**KIMI_TEXT, "model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"]}
+    vl2 = shape(
+        model_type="deepseek_vl_v2", architectures=["DeepseekVLV2ForCausalLM"], language_config=text, tile_tag="2D",
+        vision_config={"model_name": "siglip_so400m_patch14_384", "width": 1152},
+        projector_config={"projector_type": "downsample_mlp_gelu", "n_embed": 64, "input_dim": 1152},
+    )  # fmt: skip
+    assert any("timm" in note for note in vl2.notes)
+
+
+def test_the_last_vllm_that_had_a_model_is_named() -> None:
+    pytest.importorskip("vllm")
+    with pytest.raises(ServebookError, match=r"vLLM 0\.\d+\.\d+ was the last"):
+        shape(model_type="qwen", architectures=["QWenLMHeadModel"])
+
+
 def test_what_cannot_be_built_here_is_said() -> None:
     assert any("timm" in note and "gemma3n_text" in note for note in shape(**GEMMA_3N).notes)
     omni = shape(model_type="qwen3_omni_moe", thinker_config={})
@@ -114,7 +239,7 @@ def test_a_latent_head_may_have_no_dimension_of_its_own() -> None:
     )
 
 
-@pytest.mark.parametrize("model_type", ["jetmoe", "xlstm", "ctrl", "moshi", "bert", "gpt-sw3", "reformer"])
+@pytest.mark.parametrize("model_type", ["jetmoe", "xlstm", "ctrl", "moshi", "bert", "gpt-sw3", "reformer", "rwkv"])
 def test_what_is_not_known_is_refused_in_one_line(model_type: str) -> None:
     with pytest.raises(ServebookError) as told:
         shape(model_type=model_type)

@@ -72,3 +72,44 @@ def test_compressed_tensors_writes_as_many(
 )  # fmt: skip
 def test_vllm_allocates_as_many(given: dict[str, Any], allocated: int) -> None:
     assert stored(given) == allocated
+
+
+def test_lists_in_a_checkpoints_own_words_are_understood() -> None:
+    """ModelOpt's MiniMax-M3: other names for blocks and experts, and every matrix of a fused one by itself."""
+    layer = "language_model.model.layers.3"
+    listed = {
+        f"{layer}.block_sparse_moe.experts.0.w1": {"quant_algo": "NVFP4", "group_size": 16},
+        f"{layer}.block_sparse_moe.shared_experts.gate_proj": {"quant_algo": "MXFP8"},
+        f"{layer}.self_attn.q_proj": {"quant_algo": "MXFP8"},
+    }
+    given = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": listed}
+    found = checkpoint_formats.of(given, None, 2, "config.json")
+    assert found is not None
+    ours = "model.language_model.layers.3"
+    names = {
+        "mlp.experts.0.gate_proj": 4, "mlp.shared_experts.gate_up_proj": 8, "self_attn.qkv_proj": 8,
+        "mlp.gate": None,
+    }  # fmt: skip
+    for name, bits in names.items():
+        scheme = found.choose(f"{ours}.{name}", "mlp")
+        assert (scheme.bits if scheme else None) == bits, name
+
+
+@pytest.mark.parametrize(
+    ("more", "expert", "dense"),
+    [  # DeepSeek-V4: experts beside what its fp8 is; MXFP4 comes with block scales of one byte
+        ({}, 2_097_152 + 8 * 16 * 4, 2_097_152 + 8 * 16 * 4),
+        ({"expert_dtype": "fp4"}, 1_048_576 + 65_536, 2_097_152 + 8 * 16),
+        ({"expert_dtype": "fp4", "moe_quant_algo": "NVFP4"}, 1_048_576 + 131_072 + 8, 2_097_152 + 8 * 16),
+    ],
+)
+def test_experts_of_another_format(more: dict[str, Any], expert: int, dense: int) -> None:
+    given = {"quant_method": "fp8", "weight_block_size": [128, 128], **more}
+    found = checkpoint_formats.of(given, None, 2, "config.json")
+    assert found is not None
+    sizes = []
+    for role in ("experts", "attention"):
+        scheme = found.choose("model.layers.0.x", role)
+        assert scheme is not None
+        sizes.append(scheme.stored_bytes(ROWS, COLUMNS))
+    assert sizes == [expert, dense]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..common.errors import ServebookError
-from .module_names import Names, matches, tail_of
+from .module_names import Names, forms, matches, plain, tail_of
 from .quantization import Chooser, Quantization, Scheme
 
 
@@ -122,6 +122,7 @@ def _kv_bytes(kv: Any) -> float | None:
     return {"fp8": 1.0, "nvfp4": 0.5625}.get(str(kv).lower().split("_")[0]) if kv else None
 
 
+MXFP4 = Scheme(4, 32, scale_bytes=1)
 NVFP4 = Scheme(4, 16, scale_bytes=1, extra_bytes=8, multiplies="fp4")
 MODELOPT = {
     "fp8": Scheme(8, -1, scale_bytes=4, extra_bytes=4, multiplies="fp8"),
@@ -157,11 +158,11 @@ def _modelopt(given: Mapping[str, Any], element_bytes: int) -> Quantization:
     algorithm = inner.get("quant_algo")
     layers = inner.get("quantized_layers")
     if layers:
-        schemes = {n: _modelopt_scheme(v.get("quant_algo"), v.get("group_size")) for n, v in layers.items()}
+        schemes = {plain(n): _modelopt_scheme(v.get("quant_algo"), v.get("group_size")) for n, v in layers.items()}
         by_tail: dict[str, Scheme | None] = {tail_of(n): s for n, s in schemes.items()} | schemes
 
         def mixed(name: str, role: str) -> Scheme | None:
-            for form in (name, tail_of(name)):
+            for form in forms(name):
                 parts = form.split(".")
                 for i in range(len(parts), 0, -1):
                     if (key := ".".join(parts[:i])) in by_tail:
@@ -219,6 +220,8 @@ def _auto_round(given: Mapping[str, Any], element_bytes: int) -> Quantization:
 
 
 def _fp8(given: Mapping[str, Any], element_bytes: int) -> Quantization:
+    """DeepSeek-V4 stores its experts in another format: MXFP4 (expert_dtype fp4, all block scales one byte then), or
+    what ModelOpt made of them (moe_quant_algo)."""
     block = given.get("weight_block_size")
     kept = [*(given.get("modules_to_not_convert") or []), *(given.get("ignored_layers") or [])]
     if block:
@@ -227,7 +230,14 @@ def _fp8(given: Mapping[str, Any], element_bytes: int) -> Quantization:
         static = given.get("activation_scheme") == "static"
         scheme = Scheme(8, -1, scale_bytes=4, extra_bytes=4 if static else 0, multiplies="fp8")
     kv = 1.0 if str(given.get("kv_cache_quant_method") or given.get("kv_cache_dtype") or "").startswith("fp8") else None
-    return Quantization("fp8", _except(scheme, kept), kv, 8)
+    rest = _except(scheme, kept)
+    experts = _modelopt_scheme(given.get("moe_quant_algo"))
+    if given.get("expert_dtype") == "fp4":
+        rest = _except(replace(scheme, scale_bytes=1), kept)
+        experts = experts or MXFP4
+    if experts is None:
+        return Quantization("fp8", rest, kv, 8)
+    return Quantization("fp8", lambda n, r: experts if r == "experts" else rest(n, r), kv, experts.bits)
 
 
 def _fbgemm(given: Mapping[str, Any], element_bytes: int) -> Quantization:
@@ -236,18 +246,17 @@ def _fbgemm(given: Mapping[str, Any], element_bytes: int) -> Quantization:
 
 
 def _mxfp4(given: Mapping[str, Any], element_bytes: int) -> Quantization:
-    scheme = Scheme(4, 32, scale_bytes=1)
-    kept = _except(scheme, given.get("modules_to_not_convert"))
+    kept = _except(MXFP4, given.get("modules_to_not_convert"))
     return Quantization("mxfp4", lambda n, r: kept(n, r) if r == "experts" else None, None, 4)
 
 
 def _quark(given: Mapping[str, Any], element_bytes: int) -> Quantization:
     whole = given.get("global_quant_config") or {}
-    by_layer = {n: _quark_scheme(c) for n, c in (given.get("layer_quant_config") or {}).items()}
+    by_layer = {plain(n): _quark_scheme(c) for n, c in (given.get("layer_quant_config") or {}).items()}
     rest = _except(_quark_scheme(whole), given.get("exclude"), head=True)
 
     def choose(name: str, role: str) -> Scheme | None:
-        named = next((s for n, s in by_layer.items() if matches(n, name)), None)
+        named = next((s for n, s in by_layer.items() if any(matches(n, form) for form in forms(name))), None)
         return named if named is not None else rest(name, role)
 
     outputs = (given.get("layer_quant_config") or {}).get("*k_proj", {}).get("output_tensors") or {}

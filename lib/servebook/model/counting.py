@@ -14,6 +14,9 @@ from .tree import Tree, Weight
 ON_EVERY_RANK = ("q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj", "wq_b", "wk", "weights_proj")
 SAME_INPUT = ("k_proj", "v_proj", "up_proj", "in_proj_z", "in_proj_a", "in_proj_b", "in_proj_ba", "kv_a_proj_with_mqa")
 SPLIT_INPUT = ("o_proj", "down_proj", "out_proj", "dense", "dense_4h_to_h", "c_proj", "wo", "w2", "fc2", "fc_out")
+DOWN = ("down_proj", "c_proj", "w2", "fc2", "fc_out", "proj_out", "dense_4h_to_h", "output_linear", "linear_2")
+HEADS = ("lm_head", "output", "output_layer", "embed_out")
+STACK = re.compile(r"^(.*?)\.?(?:encoder\.)?(?:layers|h|blocks|layer)\.\d+\.")
 PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k", "experts_per_token",
              "moe_top_k", "num_selected_experts", "expert_top_k", "topk")  # fmt: skip
 
@@ -81,7 +84,7 @@ def _notes(matrices: tuple[Matrices, ...], beside: int) -> tuple[str, ...]:
 
 def _decoder(tree: Tree, where: str) -> str:
     """The name of the module that holds token embeddings and layers."""
-    stacks = [m.group(1) for w in tree.weights if (m := re.match(r"^(.*?)\.?(?:layers|h|blocks|layer)\.\d+\.", w.name))]
+    stacks = [m.group(1) for w in tree.weights if (m := STACK.match(w.name))]
     tables = [w for w in tree.weights if w.kind == "embedding" and w.name.rpartition(".")[0] in set(stacks)]
     if not tables:
         raise ServebookError("no stack of layers with a token embedding found", where, "Use a decoder-only model")
@@ -141,7 +144,7 @@ def _intermediate(tree: Tree, decoder: str, experts: Experts | None) -> int:
         w.shape[1] if w.kind == "linear" else w.shape[0]
         for w in tree.weights
         if w.name.startswith(f"{decoder}.") and w.kind in ("linear", "transposed")
-        and w.name.rpartition(".")[2] in ("down_proj", "c_proj", "w2", "fc2") and "attn" not in w.name
+        and w.name.rpartition(".")[2] in DOWN and "attn" not in w.name
     ]  # fmt: skip
     given = tree.text.get("intermediate_size")
     given = max((g for g in given if isinstance(g, int)), default=1) if isinstance(given, list) else int(given or 1)
@@ -152,7 +155,7 @@ def _part(w: Weight, decoder: str) -> tuple[str, str]:
     """(part, split) of a weight, with the values that Matrices lists."""
     names = w.name.split(".")
     last = names[-1]
-    if last == "lm_head":
+    if last in HEADS and (last == "lm_head" or not STACK.match(w.name)):
         return ("head", "vocab") if len(w.shape) == 2 else ("small", "none")
     if not w.name.startswith(f"{decoder}."):
         return "tower", "tensor"

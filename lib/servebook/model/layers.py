@@ -101,7 +101,7 @@ def _last(tree: Tree, decoder: str) -> int:
 def _by_layer(tree: Tree, decoder: str) -> dict[int, dict[str, tuple[int, ...]]]:
     """{layer: {name within it: shape}}"""
     start = re.escape(decoder + ".") if decoder else ""
-    pattern = re.compile(rf"^{start}(?:layers|h|blocks|layer)\.(\d+)\.(.+)$")
+    pattern = re.compile(rf"^{start}(?:encoder\.)?(?:layers|h|blocks|layer)\.(\d+)\.(.+)$")
     out: dict[int, dict[str, tuple[int, ...]]] = defaultdict(dict)
     for w in tree.weights:
         if found := pattern.match(w.name):
@@ -128,6 +128,8 @@ def _layer(
     kind = str(kinds[index]) if isinstance(kinds, list) and index < len(kinds) else ""
     out = []
     if (state := _state(weights, text, element_bytes)) is not None:
+        if "linear" in kind:
+            return [state]  # its projections of keys and values are the state's
         out.append(state)
     elif "linear" in kind and (state := _lightning(weights, text, element_bytes)) is not None:
         return [state]
@@ -138,7 +140,7 @@ def _layer(
     if "compress" in kind or (text.get("compress_rates") and _ends(weights, "self_attn.kv_proj.weight")):
         return [*out, *_compressed(weights, text, kind, kv_bytes)]
     rows = _key_and_value_rows(weights, text)
-    if rows is None:
+    if rows is None or any("time_decay" in n for n in weights):  # RWKV's keys and values go into a state
         return out
     keys, values, head = rows
     heads_times_value = _ends(weights, "o_proj.weight", "out_proj.weight", "dense.weight", "attn.c_proj.weight")
@@ -173,7 +175,8 @@ def _key_and_value_rows(weights: Mapping[str, tuple[int, ...]], text: Mapping[st
     if fused is None or not head:
         return None
     rows = fused[0] if fused[0] != hidden or len(fused) < 2 else max(fused)  # GPT-2 stores the matrix transposed
-    own = (rows - heads * head) // 2
+    low_rank = _ends(weights, "wq.weight")  # Step-3's queries, expanded by another matrix
+    own = (rows - (low_rank[1] if low_rank is not None else heads * head)) // 2
     return (own, own, head) if own > 0 and own % head == 0 else None
 
 
@@ -252,7 +255,7 @@ def _state(
     if decay is not None and len(decay) == 2:  # Mamba 1: one state per channel
         recurrent = decay[0] * decay[1]
     elif decay is not None:
-        count = decay[-1]
+        count = max(decay)
         keys, values = _number(text, "linear_key_head_dim"), _number(text, "linear_value_head_dim")
         if not (keys and values):
             inner = _ends(weights, "out_proj.weight", "o_proj.weight")
@@ -260,7 +263,8 @@ def _state(
             keys = _number(text, "ssm_state_size", "mamba_d_state", "state_size") or values
         recurrent = count * keys * values
     kind = str(text.get("mamba_ssm_dtype") or text.get("mamba_ssm_cache_dtype") or "auto")
-    wide = 4 if "32" in kind else element_bytes
+    decays_by_channel = _ends(weights, "f_a_proj.weight")  # Kimi's delta attention: fp32 unless something else is said
+    wide = 4 if "32" in kind or (kind == "auto" and decays_by_channel) else element_bytes
     size = convolved * element_bytes + recurrent * wide
     # FLOPs per token and state element: two multiply-adds (update and read), plus the decay
     return AttentionLayers(kind="state", layers=1, state_bytes=size, state_flops=6 * recurrent)

@@ -1,6 +1,7 @@
 """Matches module names against the target and ignore lists of a quantized checkpoint.
 
-The lists use the checkpoint's names, whose prefix before the layer number may differ from transformers' names.
+The lists use the checkpoint's names. They may differ from the code's names before the layer number, in the words for
+a layer's parts (`block_sparse_moe` for `mlp`), and where the code fuses several matrices.
 """
 
 from __future__ import annotations
@@ -9,6 +10,29 @@ import fnmatch
 import re
 from collections.abc import Iterable
 from functools import lru_cache
+
+# words of a checkpoint: the one that transformers has for them
+WORDS = {
+    "block_sparse_moe": "mlp", "feed_forward": "mlp", "ffn": "mlp", "attn": "self_attn", "attention": "self_attn",
+    "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj", "wqkv": "qkv_proj", "wo": "o_proj",
+}  # fmt: skip
+WORD = re.compile(rf"(?<![A-Za-z0-9_])(?:{'|'.join(WORDS)})(?![A-Za-z0-9_])")
+# matrices that code fuses: the first of those that a checkpoint lists
+FUSED = {"qkv_proj": "q_proj", "gate_up_proj": "gate_proj", "fused_qkv_a_proj": "q_a_proj"}
+
+
+@lru_cache(maxsize=262144)
+def plain(name: str) -> str:
+    """A module's name, or a list's entry, in transformers' words."""
+    return WORD.sub(lambda found: WORDS[found.group()], name)
+
+
+def forms(name: str) -> tuple[str, ...]:
+    """What a list may call a module: its name, from the layers on, and its first part where it is a fused one."""
+    own = plain(name)
+    parent, _, last = own.rpartition(".")
+    names = [own] if last not in FUSED else [own, f"{parent}.{FUSED[last]}".lstrip(".")]
+    return tuple(dict.fromkeys(f for n in names for f in (n, tail_of(n))))
 
 
 def tail_of(name: str) -> str:
@@ -38,7 +62,7 @@ class Names:
     """A list of entries. Exact names are looked up in a set; only patterns are tried one by one."""
 
     def __init__(self, entries: Iterable[str] | None) -> None:
-        given = [e for e in entries or () if isinstance(e, str)]
+        given = [plain(e) for e in entries or () if isinstance(e, str)]
         self.patterns = [e for e in given if e.startswith("re:") or "*" in e or "?" in e or "." not in e]
         self.exact = {e for e in given if e not in set(self.patterns)}
         self.exact |= {tail_of(e) for e in self.exact}
@@ -47,8 +71,9 @@ class Names:
         return self.has(str(name))
 
     def has(self, name: str) -> bool:
-        for form in (name, tail_of(name)):
+        named = forms(name)
+        for form in named:
             parts = form.split(".")
             if any(".".join(parts[:i]) in self.exact for i in range(1, len(parts) + 1)):
                 return True
-        return any(matches(p, name) for p in self.patterns)
+        return any(matches(p, form) for p in self.patterns for form in named)

@@ -18,7 +18,7 @@ from .counting import shape_of
 from .quantization import none as unquantized
 from .quantization import online
 from .shape import DTYPE_BYTES, ModelShape
-from .tree import tree_of
+from .tree import text_of, tree_of
 
 __all__ = ["ModelShape", "from_config", "load_shape", "materialize", "model_name", "packaged", "read_config"]
 
@@ -65,9 +65,12 @@ def from_config(
         raise ServebookError("not a JSON object", where, "Expected a Hugging Face config.json")
     if config.get("is_encoder_decoder"):
         raise ServebookError("an encoder-decoder is not supported", where, "Use a decoder-only model")
-    text = config.get("text_config")
+    text = text_of(config)
     holders = [config, *([text] if isinstance(text, dict) else [])]
     given = next((c[k] for c in holders for k in QUANTIZATION_KEYS if c.get(k)), None)
+    experts = next((c["expert_dtype"] for c in holders if c.get("expert_dtype")), None)
+    if isinstance(given, dict) and experts:
+        given = {"expert_dtype": experts, **given}
     stored = checkpoint_formats.of(given, sidecar, DTYPE_BYTES[dtype], where)
     if stored is not None and quantization and stored.weight_bits != int(quantization[-1]):
         raise ServebookError(

@@ -169,7 +169,11 @@ class _Plain(ast.NodeTransformer):
         node.decorator_list = [d for d in node.decorator_list if _kept(d)]
         if node.name in SKIPPED:
             node.body = [ast.Pass()]
+        self.generic_visit(node)
         return node
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        return ast.Pass()  # of what only an engine has
 
     def visit_If(self, node: ast.If) -> ast.AST:
         return ast.Pass() if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" else node

@@ -6,7 +6,7 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 
 class NotReadable(Exception):
@@ -49,6 +49,8 @@ class Unknown:
     def __call__(self, *args: Any, **kwargs: Any) -> Unknown:
         if HOLDS_WEIGHTS.search(_why(self)):
             raise NotReadable(f"unknown layer {_why(self)}")
+        if _why(self) == "timm.create_model":
+            raise NeedsLibrary("its tower is a model of timm")
         return Unknown(f"{_why(self)}()")
 
     def __getitem__(self, key: Any) -> Unknown:
@@ -172,6 +174,9 @@ class Parameter(Tensor):
 
 class Module:
     """torch.nn.Module: its parameters and children are its attributes, in the order of assignment."""
+
+    packed_modules_mapping: ClassVar[dict[str, Any]] = {}
+    embedding_modules: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass

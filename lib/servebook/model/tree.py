@@ -55,10 +55,15 @@ class Tree:
         return sum(w.size for w in self.weights)
 
 
+def text_of(config: dict[str, Any]) -> Any:
+    """The configuration of a wrapper's decoder; None where there is none."""
+    return next((config[k] for k in ("text_config", "llm_config", "language_config") if config.get(k)), None)
+
+
 def tree_of(config: dict[str, Any], where: str) -> Tree:
     """The weights and configuration of a config.json. Raises ServebookError if no installed library has the model."""
     plain = {k: v for k, v in config.items() if k not in IRRELEVANT}
-    text = plain.get("text_config")
+    text = text_of(plain)
     _check_counts(text if isinstance(text, dict) else plain, where)
     try:
         return _read_once(json.dumps(plain, sort_keys=True))
@@ -71,6 +76,10 @@ def tree_of(config: dict[str, Any], where: str) -> Tree:
             why = str(e) if isinstance(e, NeedsLibrary) else f"no installed library has {kind}"
             note = f"only the decoder ({text['model_type']}) of {kind} is counted: {why}"
             return replace(inner, notes=(note, *inner.notes))
+        if kind is None and not config.get("architectures"):
+            raise ServebookError(
+                "it has neither model_type nor architectures", where, "Give the config.json of a Hugging Face model"
+            ) from None
         raise ServebookError(
             f"model_type {kind!r} is not supported ({e})", where,
             "Use an architecture that transformers has, or install a newer transformers",
@@ -103,11 +112,27 @@ def _check_counts(text: dict[str, Any], where: str) -> None:
 
 @lru_cache(maxsize=256)
 def _read_once(config: str) -> Tree:
-    return read(json.loads(config))
+    return _with_weights(read(json.loads(config)))
+
+
+def _with_weights(tree: Tree) -> Tree:
+    """Without experts that pass their input on (LongCat's): transformers has rows for them, checkpoints have not."""
+    nothing, routed = tree.text.get("zero_expert_num"), tree.text.get("n_routed_experts")
+    if not (isinstance(nothing, int) and isinstance(routed, int)):
+        return tree
+    weights = tuple(
+        replace(w, shape=(routed, *w.shape[1:])) if w.kind == "experts" and w.shape[0] == routed + nothing else w
+        for w in tree.weights
+    )
+    return replace(tree, weights=weights)
 
 
 def read(config: dict[str, Any]) -> Tree:
     """The weights and configuration of a config.json. Raises NotReadable if no installed library has the model."""
+    text = config.get("text_config")
+    if isinstance(text, dict) and not blueprint.known(str(text.get("model_type"))):
+        if kind := blueprint.type_of(text):
+            config = {**config, "text_config": {**text, "model_type": kind}}
     thinker = config.get("thinker_config")
     if isinstance(thinker, dict):  # a speech model, of which servers load the part that generates text
         whole = str(config.get("model_type"))
@@ -119,11 +144,18 @@ def read(config: dict[str, Any]) -> Tree:
             return read({**config, "model_type": kind})
         return read_vllm(config)
     try:
-        return read_blueprint(config)
+        found = read_blueprint(config)
     except (NotKnown, NeedsLibrary):
         raise
     except NotReadable:
         return read_meta(config)
+    given = {k: config[k] for k in COUNTS if k != "head_dim" and config.get(k) is not None}
+    if text_of(config) is None and found.top != found.text and any(v != found.text.get(k) for k, v in given.items()):
+        # a wrapper's class that passes over its decoder's keys where they are not in text_config
+        own = ("model_type", "architectures", "vision_config")
+        decoder = {k: v for k, v in config.items() if k not in own}
+        return read({**{k: v for k, v in config.items() if k in own}, "text_config": decoder})
+    return found
 
 
 def read_meta(config: dict[str, Any]) -> Tree:
@@ -141,7 +173,8 @@ def read_vllm(config: dict[str, Any]) -> Tree:
 
     made, model = vllm_blueprint.model(config)
     text = made.get_text_config()
-    return Tree(_weights(model, set()), _plain(text), _plain(made), bool(getattr(text, "tie_word_embeddings", False)))
+    weights = _weights(model, _tied_names(model, False))
+    return Tree(weights, _plain(text), _plain(made), bool(getattr(text, "tie_word_embeddings", False)))
 
 
 def read_blueprint(config: dict[str, Any]) -> Tree:

@@ -7,12 +7,15 @@ is built. Projections that vLLM fuses stay fused.
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .config_classes import PreTrainedConfig
+from .config_classes import PreTrainedConfig, find, mappings, module_of
+from .config_classes import configuration as configuration_of
 from .source_files import LIBRARIES, Source, defined, source
 from .stand_ins import Module, NotKnown, NotReadable, Unknown
 from .vllm_stand_ins import NAMES
@@ -44,6 +47,13 @@ def _registry() -> dict[str, tuple[str, str]]:
     return found
 
 
+def _until(architecture: str) -> str:
+    """Which vLLM was the last to have a model, as its registry says."""
+    text = (home() / "model_executor" / "models" / "registry.py").read_text(encoding="utf-8")
+    found = re.search(rf'"{re.escape(architecture)}": "([0-9.]+)"', text)
+    return f": vLLM {found.group(1)} was the last that did" if found else ""
+
+
 def _files(module: str) -> list[Path]:
     if "." not in module:
         return [home() / "model_executor" / "models" / f"{module}.py"]
@@ -56,7 +66,7 @@ def _class(architecture: str) -> Any:
     near = [a for a in registry if a.startswith(architecture.partition("For")[0]) and a.endswith("ForCausalLM")]
     entry = registry.get(architecture) or (registry[near[0]] if len(near) == 1 else None)
     if entry is None:
-        raise NotKnown(f"neither transformers nor vLLM has {architecture}")
+        raise NotKnown(f"neither transformers nor vLLM has {architecture}{_until(architecture)}")
     for file in _files(entry[0]):
         if entry[1] in defined(file):
             found = source(file).get(entry[1])
@@ -66,6 +76,16 @@ def _class(architecture: str) -> Any:
     raise NotReadable(f"{entry[1]} is not in {entry[0]}")
 
 
+# what custom configuration classes call the same
+ALIASES = {
+    "num_hidden_layers": ("num_layers", "n_layer", "n_layers"), "num_attention_heads": ("n_head", "n_heads"),
+    "hidden_size": ("n_embd", "d_model"), "intermediate_size": ("ffn_hidden_size", "n_inner"),
+    "rms_norm_eps": ("layer_norm_epsilon", "layer_norm_eps", "layernorm_epsilon"),
+    "hidden_act": ("activation_function",), "max_position_embeddings": ("seq_length", "n_positions"),
+    "text_config": ("llm_config", "language_config"),
+}  # fmt: skip
+
+
 class Settings(PreTrainedConfig):
     """A configuration without a class of its own: the keys of config.json as attributes, nested objects too."""
 
@@ -73,7 +93,39 @@ class Settings(PreTrainedConfig):
         super().__init__(**given)
         given.setdefault("tie_word_embeddings", False)
         for name, value in given.items():
-            setattr(self, name, _objects(value))
+            setattr(self, name, _inner_configuration(value) if _is_configuration(name, value) else _objects(value))
+
+    def __getattr__(self, name: str) -> Any:
+        for alias in ALIASES.get(name, ()):
+            if alias in vars(self):
+                return vars(self)[alias]
+        if name.endswith(("dropout", "_pdrop")) or name.startswith("initializer_"):
+            return 0.0  # of training
+        if name == "_name_or_path":
+            return ""
+        raise AttributeError(f"config.json has no {name}")
+
+    def __getitem__(self, name: str) -> Any:
+        return vars(self)[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return getattr(self, name, default)
+
+    def get_text_config(self, *_: Any, **__: Any) -> Any:
+        return getattr(self, "text_config", self)
+
+
+def _is_configuration(name: str, value: Any) -> bool:
+    return isinstance(value, dict) and name in ("text_config", *ALIASES["text_config"], "vision_config", "audio_config")
+
+
+def _inner_configuration(given: dict[str, Any]) -> Any:
+    """Of a known type its class's, else what it says."""
+    for kind in (f"{given.get('model_type')}_vision_model", str(given.get("model_type"))):
+        if kind in mappings().get("CONFIG_MAPPING_NAMES", {}):
+            with contextlib.suppress(NotReadable):
+                return configuration_of({**given, "model_type": kind})
+    return Settings(**given)
 
 
 def _objects(value: Any) -> Any:
@@ -133,8 +185,15 @@ class _Engine:
 
 
 def _inner(vllm_config: Any = None, hf_config: Any = None, architectures: Any = None, **_: Any) -> Module:
-    """Replaces init_vllm_registered_model: builds a model inside another, with its own configuration if given."""
+    """Replaces init_vllm_registered_model: builds a model inside another, with its own configuration if given.
+
+    Uses transformers' class where there is one: its module names are the checkpoint's, and it fuses nothing.
+    """
     config = hf_config or vllm_config.model_config.hf_config
+    name = mappings()["MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"].get(str(getattr(config, "model_type", "")))
+    if name and not isinstance(config, Settings):
+        with contextlib.suppress(NotReadable, AttributeError):  # of a configuration class that is vLLM's own
+            return find(module_of(config.model_type), "modeling", name)(config)  # type: ignore[no-any-return]
     named = architectures or getattr(config, "architectures", None) or [""]
     return _class(str(named[0]))(vllm_config=_Engine(config), prefix="")  # type: ignore[no-any-return]
 
