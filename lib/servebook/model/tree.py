@@ -130,9 +130,9 @@ def _with_weights(tree: Tree) -> Tree:
 def read(config: dict[str, Any]) -> Tree:
     """The weights and configuration of a config.json. Raises NotReadable if no installed library has the model."""
     text = config.get("text_config")
-    if isinstance(text, dict) and not blueprint.known(str(text.get("model_type"))):
-        if kind := blueprint.type_of(text):
-            config = {**config, "text_config": {**text, "model_type": kind}}
+    kind = None if not isinstance(text, dict) or blueprint.known(str(text.get("model_type"))) else blueprint.type_of(text)
+    if kind:
+        config = {**config, "text_config": {**text, "model_type": kind}}
     thinker = config.get("thinker_config")
     if isinstance(thinker, dict):  # a speech model, of which servers load the part that generates text
         whole = str(config.get("model_type"))
