@@ -127,12 +127,18 @@ def _with_weights(tree: Tree) -> Tree:
     return replace(tree, weights=weights)
 
 
+def _with_known_decoder(config: dict[str, Any]) -> dict[str, Any]:
+    """The same with a known model_type in text_config, where that has an unknown one but a known architecture."""
+    text = config.get("text_config")
+    if not isinstance(text, dict) or blueprint.known(str(text.get("model_type"))):
+        return config
+    kind = blueprint.type_of(text)
+    return {**config, "text_config": {**text, "model_type": kind}} if kind else config
+
+
 def read(config: dict[str, Any]) -> Tree:
     """The weights and configuration of a config.json. Raises NotReadable if no installed library has the model."""
-    text = config.get("text_config")
-    kind = None if not isinstance(text, dict) or blueprint.known(str(text.get("model_type"))) else blueprint.type_of(text)
-    if kind:
-        config = {**config, "text_config": {**text, "model_type": kind}}
+    config = _with_known_decoder(config)
     thinker = config.get("thinker_config")
     if isinstance(thinker, dict):  # a speech model, of which servers load the part that generates text
         whole = str(config.get("model_type"))
