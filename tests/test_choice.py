@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,12 @@ from servebook.hardware import catalog, prices
 from servebook.model import reader
 from servebook.predictor import choice_answer, choice_search, set_ups
 from servebook.predictor.choice import Choice, choose
-from servebook.predictor.choice_search import Candidate
+from servebook.predictor.choice_search import Candidate, Search
 from servebook.predictor.scenario import Scenario
 from servebook.predictor.steady_state import Lengths, closed, steady
-from servebook.predictor.target_load import Target
+from servebook.predictor.target_load import Target, Trial, attempt, chance, reach
 from servebook.report import choice as pages
-from servebook.run import choice_files, choice_measured, pipeline
+from servebook.run import choice_files, choice_measured, pipeline, router_files
 from servebook.run.choosing import choice_for, priced_gpus
 from servebook.run_folder import results
 from servebook.run_folder.stored_run import StoredRun
@@ -104,6 +106,8 @@ def test_a_conversation_has_users() -> None:
         ("{workload: chat}", "found none"),
         ("{rate_per_s: 1, workload: talk}", "slo.target names the workload 'talk'. Workloads of this run: chat"),
         ("{trace_speed: 1, workload: chat}", "replays a trace"),
+        ("{users: 2, workload: chat, arrivals: gamma}", "gamma arrivals come at a rate"),
+        ("{rate_per_s: 2, workload: chat, gamma_shape: 0.5}", "gamma_shape is unused for poisson arrivals"),
     ],
 )
 def test_a_target_that_is_none_is_one_line(target: str, said: str) -> None:
@@ -202,6 +206,80 @@ def test_probability_falls_with_the_load_and_replicas_share_it(choice: Choice) -
     assert search.estimated(c, c.replicas).utilization < 1
     for m, v in c.judged.values.items():
         assert v["low"] < v["value"] < v["high"] and 0 < c.judged.by_limit[m] <= 1
+
+
+def test_bursts_are_a_load_too(choice: Choice, tmp_path: Path) -> None:
+    """Gamma gaps cost TTFT at the same rate, and what is measured arrives so, too."""
+    c = next(c for c in choice.candidates if c.set_up.gpu.name == "H200" and c.set_up.gpus == 1)
+
+    def ttft(target: Target) -> float:
+        found = attempt(
+            c.server, c.times, target, 1, {"ttft_s": (1.0, 90.0)}, load=choice.workshop.load, running=20, requests=300
+        )
+        assert found is not None
+        return found.values["ttft_s"]
+
+    bursts = dataclasses.replace(choice.target, arrivals="gamma", gamma_shape=0.1)
+    assert ttft(bursts) > 1.5 * ttft(choice.target) and "gamma gaps of shape 0.1" in bursts.says()
+    many = Choice(**{**choice.__dict__, "target": bursts})
+    run = params.load(choice_files.write_params(many, Path(), tmp_path)[0])
+    sweep = run.sweeps["target-choice"]
+    assert (sweep.arrivals, sweep.gamma_shape) == ("gamma", 0.1)  # type: ignore[union-attr]
+
+
+def test_the_fewest_replicas_are_found_from_above_and_below() -> None:
+    """Whatever number the closed form starts with, in four simulations where the latency falls as 1 / replicas."""
+
+    def trial(n: int, needs: float) -> Trial:
+        return Trial(n, {}, {"ttft_s": needs / n}, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0)
+
+    for needs in (1, 3, 5, 8):
+        for start in (1, 4, 8, 12):
+            tried: dict[int, Trial] = {}
+            n: int | None = start
+            while n is not None and len(tried) < 2 * choice_search.MOST_TRIALS:
+                tried[n] = trial(n, needs)
+                n = Search._next(n, tried, 12)
+            assert min(k for k, t in tried.items() if t.worst <= 1) == needs, (needs, start, sorted(tried))
+
+
+def test_a_stated_probability_is_the_share_of_an_interval() -> None:
+    drawn = [0.9, 1.0, 1.1]
+    for q in (0.1, 0.5, 0.9):
+        assert chance(drawn, reach(drawn, 0.2, q), 0.2) == pytest.approx(q, abs=1e-6)
+    assert chance([1.0], 1.0, 0.2) == 0.5 and chance([math.inf, 1.0], 1.0, 0.2) == 0.25
+    assert reach([math.inf], 0.2, 0.5) == math.inf
+    # an error of unknown size has more of the far misses than a normal one: 7.0 % beyond 2 sd against 2.3 %
+    assert 1 - chance([1.0], math.exp(2 * 0.2), 0.2) == pytest.approx(0.0697, abs=1e-3)
+
+
+def test_one_cards_kinds_leave_room_for_other_cards(choice: Choice) -> None:
+    """Rivals: no card takes all places, and where a kind was found that reaches the confidence, it is that one."""
+    cards = [c.set_up.gpu.name for c in choice.rivals]
+    assert len(set(cards)) > 1 and max(map(cards.count, cards)) <= 3
+    assert [c.cost_per_hour for c in choice.rivals] == sorted(c.cost_per_hour for c in choice.rivals)
+
+
+def test_the_tightest_limit_is_the_one_that_is_nearest(choice: Choice) -> None:
+    assert choice.chosen.judged is not None
+    trials = [dataclasses.replace(t, ratios={"ttft_s": 0.15, "tpot_s": 0.6}) for t in choice.chosen.judged.trials]
+    sure = {"ttft_s": 0.995, "tpot_s": 0.999}  # long tails, both all but certain
+    judged = dataclasses.replace(choice.chosen.judged, trials=tuple(trials), by_limit=sure)
+    assert judged.tightest == "tpot_s"
+    assert dataclasses.replace(judged, by_limit={"ttft_s": 0.9, "tpot_s": 0.999}).tightest == "ttft_s"
+
+
+def test_of_two_that_are_all_but_certain_the_one_that_carries_more(choice: Choice) -> None:
+    search, one = choice.search_at(choice.target), choice.chosen
+    assert one.judged is not None
+    small = set_ups.with_settings(one.set_up, max_num_seqs=8)
+    server, _ = choice.workshop.why_not(small, *choice.target.longest())
+    assert server is not None
+    judged = dataclasses.replace(one.judged, probability=0.999)
+    tight = Candidate(small, server, one.times, replicas=one.replicas, judged=judged)
+    roomy = dataclasses.replace(one, judged=dataclasses.replace(one.judged, probability=0.992))
+    assert search.spare(tight) < search.spare(roomy) <= choice_search.MOST_SPARE
+    assert max([tight, roomy], key=search._preferred) is roomy
 
 
 def test_users_and_a_trace_are_loads_too(tmp_path: Path) -> None:
@@ -372,15 +450,57 @@ def test_what_is_not_modelled_is_said() -> None:
     assert "not modelled: --speculative-config" in pages.basis(choice)
 
 
-def test_routers_get_names_that_services_may_have_and_no_file_for_what_they_build_otherwise(choice: Choice) -> None:
+def routers(choice: Choice, **changes: Any) -> dict[str, Any]:
+    """The written files of two replicas of the choice, with some settings changed."""
     c = choice.chosen
-    s = set_ups.with_settings(c.set_up, data_parallel_size=2)
+    s = set_ups.with_settings(c.set_up, **changes)
     many = Choice(**{**choice.__dict__, "chosen": Candidate(**{**c.__dict__, "replicas": 2, "set_up": s})})
-    files = choice_files.router_configs(many)
-    assert list(files) == ["router-production-stack.yaml"]
-    stack = yaml.safe_load(files["router-production-stack.yaml"])["servingEngineSpec"]["modelSpec"][0]
+    texts = router_files.router_configs(many, choice_files.served_model(choice.workshop.params.model))
+    return {name: yaml.safe_load(text) for name, text in texts.items()}
+
+
+def test_routers_get_names_that_services_may_have_and_no_file_for_what_they_build_otherwise(choice: Choice) -> None:
+    files = routers(choice, data_parallel_size=2)
+    assert list(files) == ["router-production-stack.yaml", "router-llm-d.yaml"]
+    stack = files["router-production-stack.yaml"]["servingEngineSpec"]["modelSpec"][0]
     assert stack["name"] == "qwen2-5-7b-instruct" and stack["requestGPU"] == 2
-    assert stack["vllmConfig"]["extraArgs"][-5:-3] == ["--data-parallel-size", "2"]
+    extra = stack["vllmConfig"]["extraArgs"]
+    assert extra[extra.index("--data-parallel-size") + 1] == "2" and "--served-model-name" not in extra
+    assert not {"--max-num-seqs", "--dtype", "--enable-prefix-caching"} & set(extra), "the chart sets these itself"
+
+
+def test_every_router_serves_every_setting_of_the_choice(choice: Choice) -> None:
+    """What the command line says, no router's file loses: own flags, eager mode, no prefix caching, the card."""
+    own = {
+        "enforce_eager": True,
+        "prefix_caching": False,
+        "tensor_parallel_size": 2,
+        "extra_args": ["--block-size", "32"],
+    }
+    files, name = routers(choice, **own), choice.chosen.set_up.gpu.name
+    stack = files["router-production-stack.yaml"]["servingEngineSpec"]["modelSpec"][0]
+    assert stack["vllmConfig"]["tensorParallelSize"] == 2 and stack["vllmConfig"]["enablePrefixCaching"] is False
+    assert {"--enforce-eager", "--block-size", "32"} <= set(stack["vllmConfig"]["extraArgs"])
+    config = files["router-ray-serve.yaml"]["applications"][0]["args"]["llm_configs"][0]
+    kwargs = config["engine_kwargs"]
+    assert kwargs["enforce_eager"] is True and kwargs["enable_prefix_caching"] is False and kwargs["block_size"] == 32
+    assert kwargs["tensor_parallel_size"] == 2 and "served_model_name" not in kwargs
+    assert config["accelerator_type"] == router_files.RAY_CARDS[name], "or a replica lands on any card of the cluster"
+    pod = files["router-llm-d.yaml"]["spec"]["template"]["spec"]["containers"][0]
+    assert pod["args"][0] == "Qwen/Qwen2.5-7B-Instruct" and {"--block-size", "--enforce-eager"} <= set(pod["args"])
+    assert files["router-llm-d.yaml"]["spec"]["replicas"] == 2 and pod["resources"]["limits"]["nvidia.com/gpu"] == 2
+
+
+def test_a_card_of_amd_gets_its_image_and_its_resource(choice: Choice) -> None:
+    c, card = choice.chosen, set_ups.PricedGpu(catalog.catalog()["MI300X"], 2.0, "given")
+    s = set_ups.SetUp(card, None, "auto", c.set_up.engine)
+    many = Choice(**{**choice.__dict__, "chosen": Candidate(**{**c.__dict__, "replicas": 2, "set_up": s})})
+    files = {n: yaml.safe_load(t) for n, t in router_files.router_configs(many, "a/b").items()}
+    stack = files["router-production-stack.yaml"]["servingEngineSpec"]["modelSpec"][0]
+    assert stack["requestGPUType"] == "amd.com/gpu" and stack["repository"].endswith("-rocm")
+    limits = files["router-llm-d.yaml"]["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert limits["amd.com/gpu"] == 1 and "nvidia.com/gpu" not in limits
+    assert set(router_files.RAY_CARDS) <= set(catalog.catalog())
 
 
 def test_a_card_of_ones_own_is_written_with_its_figures(tmp_path: Path) -> None:
@@ -482,6 +602,11 @@ def test_reasons_are_told_once_for_all_cards() -> None:
     assert choice_answer.reasons(dropped) == [
         ("too wide (8 GPUs: 4 heads)", ["H200", "L4"], 5), ("T4 has no bfloat16", [], 4),
     ]  # fmt: skip
+    full = "{} GiB of weights leave no KV cache in {} GiB ({})"
+    dropped = {full.format("1,028.0", "79.2", "H200"): 1, full.format("30.5", "22.0", "L4"): 2}
+    [(said, cards, count)] = choice_answer.reasons(dropped)
+    assert said == "30.5 to 1,028.0 GiB of weights leave no KV cache in 22.0 to 79.2 GiB"
+    assert (cards, count) == (["H200", "L4"], 3)
 
 
 def test_where_all_fit_no_table_says_why_not(found: dict[str, Any]) -> None:

@@ -72,6 +72,26 @@ def test_chapters_of_one_notebook_are_told_apart(tmp_path: Path) -> None:
     assert ">Sweep: hf</a>" in page and ">Sweep: vllm</a>" in page and ">Other</a>" in page
 
 
+def test_the_report_shows_a_chapters_cells_that_are_tagged_for_it(tmp_path: Path) -> None:
+    said = {"output_type": "display_data", "data": {"text/markdown": "Two H200."}, "metadata": {}}
+    long = {"output_type": "display_data", "data": {"text/markdown": "Every set-up."}, "metadata": {}}
+    post = report_data.notebook(tmp_path / "08_post.ipynb", ["# Post", "## What it cost"])
+    book = report_data.notebook(tmp_path / "choose.ipynb", ["# Which card", ("lead()", [said]), ("rest()", [long])])
+    plain = render(tmp_path, [post, book]).read_text()
+    assert "Two H200." not in plain, "no cell is tagged"
+    notebook = nbformat.read(book, as_version=4)
+    notebook.cells[1].metadata["tags"] = ["report"]
+    nbformat.write(notebook, book)
+    page = render(tmp_path, [post, book]).read_text()
+    assert page.index("What it cost") < page.index("Two H200.") and "Every set-up." not in page
+    assert (
+        '<a href="labbook.html#choose">Which card</a>' in page and '<a href="#choose-title">Which card</a>' in page
+    ), "contents, too"
+    lab = (tmp_path / "labbook.html").read_text()
+    assert "Two H200." in lab and "Every set-up." in lab
+    assert "Two H200." in render(tmp_path, [book]).read_text(), "a page without a post holds the chapter itself"
+
+
 def test_later_sessions_show_what_differs() -> None:
     first = {"git": {"commit": "aaa"}, "python": "3.11"}
     made = tables.reproducibility_box({"sessions": [first, first | {"git": {"commit": "bbb"}}]})

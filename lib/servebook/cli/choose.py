@@ -12,7 +12,7 @@ from ..common.errors import ServebookError
 from ..predictor import choice_answer
 from ..predictor.choice import Choice, name, percent, replicas_of
 from ..predictor.choice_search import Candidate
-from ..run import choice_files
+from ..run import choice_files, router_files
 from ..run.book import Book, outputs_folder
 from ..run.choosing import choice_for, kept_points
 
@@ -73,7 +73,7 @@ def text(choice: Choice, found: dict[str, Any]) -> str:
         v = best.judged.values[m]
         spread = f"80 % interval {v['low']:.3g} to {v['high']:.3g} s"
         lines.append(f"        {name(m)} p{p:g} {v['value']:.3g} s of {limit:g} s ({spread})")
-    lines.append(f"        headroom {chosen['room'] - 1:.0%} more load; bound by {_binds(found)}")
+    lines.append(f"        headroom {choice_answer.more(chosen['room'])} more load; bound by {_binds(found)}")
     lines.append(
         f"        {'calibrated on C = 1 points' if chosen['learned'] else 'predicted from the datasheet alone'}"
     )
@@ -108,7 +108,7 @@ def _binds(found: dict[str, Any]) -> str:
 def _replicas(choice: Choice) -> list[str]:
     if (choice.chosen.replicas or 1) < 2:
         return []
-    routers = ", ".join(choice_files.ROUTERS)
+    routers = ", ".join(router_files.ROUTERS)
     return [
         f"router  {choice.chosen.replicas} replicas behind one of {routers}: --write-params writes the configuration"
     ]

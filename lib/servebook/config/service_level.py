@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -27,12 +27,17 @@ TargetUsers = Annotated[int, Field(ge=0, le=20_000), AfterValidator(_above_zero)
 class TargetLoad(Strict):
     """The load that a set-up must carry, over all replicas. Exactly one of rate_per_s (arrivals per second), users
     (each sends its next request when its last one has ended), and trace_speed (speed-up of the replayed trace).
-    workload: one of the run's; default: the first sweep's requests."""
+    workload: one of the run's; default: the first sweep's requests. arrivals, gamma_shape: as in an arrival_rate sweep;
+    every replica's share arrives so."""
 
     workload: Name | None = OneOf
     rate_per_s: TargetRate | None = OneOf
     users: TargetUsers | None = OneOf
     trace_speed: Positive | None = OneOf
+    arrivals: Annotated[Literal["poisson", "constant", "gamma"], Field(exclude_if=lambda value: value == "poisson")] = (
+        "poisson"
+    )
+    gamma_shape: Annotated[Positive, Field(exclude_if=lambda value: value == 1.0)] = 1.0
 
     @model_validator(mode="after")
     def _one_load(self) -> TargetLoad:
@@ -42,6 +47,10 @@ class TargetLoad(Strict):
                 f"give exactly one of rate_per_s, users and trace_speed (found {', '.join(given) or 'none'})",
                 "Keep one of them, e.g. rate_per_s: 10",
             )
+        if self.arrivals != "poisson" and self.rate_per_s is None:
+            raise unfit(f"{self.arrivals} arrivals come at a rate", "Give rate_per_s, or leave out arrivals")
+        if self.gamma_shape != 1.0 and self.arrivals != "gamma":
+            raise unfit(f"gamma_shape is unused for {self.arrivals} arrivals", "Set arrivals: gamma, or leave it out")
         return self
 
 

@@ -159,7 +159,9 @@ class ChoicePanel:
             raise ServebookError("requests/s and users are two loads", "", "Set one of them to 0")
         if not (rate or users or target.trace_speed):
             raise ServebookError("a target load of zero needs no server", "", "Give requests/s, or users")
-        load: dict[str, Any] = {"rate_per_s": rate} if rate else {"users": users}
+        load: dict[str, Any] = {"users": users}
+        if rate:
+            load = {"rate_per_s": rate, "arrivals": target.arrivals, "gamma_shape": target.gamma_shape}
         if not (rate or users):
             load = {"trace_speed": target.trace_speed}
         if not c["gpus"].value:

@@ -4,12 +4,13 @@ Three stages, each on fewer set-ups. First, a closed form (steady_state) for all
 and the cost. Second, each set-up that may still be among the cheapest is simulated once, with more or fewer replicas
 until it meets the level with the fewest. Third, the cheapest are simulated once per draw of the constants, which gives
 the probability of meeting the level. The answer is the cheapest set-up whose probability reaches the requested
-confidence; at equal cost, the most probable one.
+confidence; at equal cost, the most probable one, and of those that are almost certain the one that carries more load.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ from .target_load import Limits, Target, Trial
 
 COARSE_MOST = 360  # maximum number of set-ups that are simulated once
 REACH = 1.6  # a set-up whose cost by the closed form is more than this times the cheapest's is not simulated
-KINDS = 6  # maximum number of rivals in the answer
+KINDS, A_CARD = 6, 3  # maximum number of rivals in the answer, and of one card where there are several
 
 
 @dataclass(frozen=True)
@@ -127,18 +128,27 @@ def _simulate(search: Search, found: Sequence[Candidate]) -> None:
 
 def _rivals(search: Search, best: Candidate, met: Sequence[Candidate]) -> tuple[list[Candidate], int]:
     """(the best of every other kind, cheapest first; how many were judged here). Leaves out set-ups that cannot keep
-    up with the load."""
+    up with the load. The best of a kind reaches the confidence if one that does was found. A card has at most A_CARD."""
+
+    def unsure(c: Candidate) -> bool:
+        return c.judged is None or c.judged.probability < search.space.confidence
+
     kinds: dict[Any, Candidate] = {}
-    for c in sorted(met, key=Search._order):
+    cards: Counter[str] = Counter()
+    most = A_CARD if len({c.set_up.gpu.name for c in met}) > 1 else KINDS
+    for c in sorted(met, key=lambda c: (unsure(c), *Search._order(c))):
+        if c.set_up.kind in kinds or cards[c.set_up.gpu.name] == most:
+            continue
         if c.set_up.kind != best.set_up.kind and not (c.judged is None and search.falls_behind(c, c.replicas or 1)):
-            kinds.setdefault(c.set_up.kind, c)
+            kinds[c.set_up.kind] = c
+            cards[c.set_up.gpu.name] += 1
             if len(kinds) == KINDS:
                 break
     judged = 0
     for c in kinds.values():
         if c.judged is None or c.judged.replicas != c.replicas:
             c.judged, judged = search.simulate_draws(c, c.replicas or 1), judged + 1
-    return [c for c in kinds.values() if c.judged is not None], judged
+    return sorted((c for c in kinds.values() if c.judged is not None), key=lambda c: c.cost_per_hour), judged
 
 
 def _nearest(search: Search, found: Sequence[Candidate]) -> tuple[Candidate, Trial | None]:

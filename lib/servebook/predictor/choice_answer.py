@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ ROOM_MOST, ROOM_STEPS = 8.0, 6  # largest multiple of the target load to try, an
 HEADROOM_REQUESTS = 300
 # {regime of a cause in explain.py: the resource that bounds it}
 BOUND_BY = {"memory": "bandwidth", "compute": "compute", "mixed step": "compute", "host": "host", "links": "link"}
+NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 KV_FULL = 0.85  # fraction of the KV pool in use above which the pool is the bottleneck
 
 
@@ -69,17 +71,24 @@ def room(choice: Choice, c: Candidate) -> float:
     low, high = 1.0, ROOM_MOST
     if not _carries(choice, c, choice.target):
         return 1.0  # the draws of the constants meet it on average, the most probable constants just miss it
+    if _carries(choice, c, choice.target.times(ROOM_MOST)):
+        return ROOM_MOST
     for _ in range(ROOM_STEPS):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if _carries(choice, c, choice.target.times(middle)) else (low, middle)
     return low
 
 
+def more(room: float) -> str:
+    """How much more load than the target, in words. room: as room() returns it."""
+    return f"{'at least ' if room >= ROOM_MOST else ''}{room - 1:.0%}"
+
+
 def _carries(choice: Choice, c: Candidate, target: Target) -> bool:
     assert c.replicas is not None
     search = choice.search_at(target)
     estimate = search.estimated(c, c.replicas)
-    if target.users is None and estimate.utilization > 1:
+    if target.users is None and estimate.utilization > 1 and not target.ends(c.replicas * c.server.layout.groups):
         return False
     if search.falls_behind(c, c.replicas):
         return False
@@ -100,7 +109,7 @@ def wins_if(choice: Choice, c: Candidate, own_room: float) -> str:
     if c.judged and c.judged.probability < choice.space.confidence:
         tight = c.judged.tightest
         limit, percentile = choice.limits[tight]
-        reach = c.judged.values[tight]["high"]
+        reach = c.judged.reach(tight, choice.space.confidence)
         if reach > limit:
             changes.append(f"a {name(tight)} p{percentile:g} limit of {reach:.3g} s instead of {limit:g} s")
         else:
@@ -109,10 +118,10 @@ def wins_if(choice: Choice, c: Candidate, own_room: float) -> str:
         theirs = room(choice, c)
         if theirs > own_room * 1.02:
             changes.append(
-                f"a load more than {own_room - 1:.0%} above the target: it carries {theirs - 1:.0%} more at this cost"
+                f"a load more than {own_room - 1:.0%} above the target: it carries {more(theirs)} more at this cost"
             )
         else:
-            changes.append(f"other prices only: it costs the same and carries {theirs - 1:.0%} more load")
+            changes.append(f"other prices only: it costs the same and carries {more(theirs)} more load")
     return " and ".join(changes)
 
 
@@ -138,15 +147,35 @@ def answer(choice: Choice) -> dict[str, Any]:
 
 def reasons(dropped: Mapping[str, int]) -> list[tuple[str, list[str], int]]:
     """[(why set-ups do not fit, on which cards, how many)], most common first. dropped: as Choice.dropped, whose
-    reasons have the form "card: reason"."""
-    found: dict[str, tuple[list[str], int]] = {}
-    for key, count in dropped.items():
-        card, colon, reason = key.partition(": ")
-        if not colon or card not in catalog():
-            card, reason = "", key
-        cards, total = found.get(reason, ([], 0))
-        found[reason] = ([*cards, card] if card else cards, total + count)
-    return sorted(((r, cards, n) for r, (cards, n) in found.items()), key=lambda row: -row[2])
+    reasons have the form "card: reason" or "reason (card)". Reasons that differ only in their figures become one, with
+    the smallest and the largest figure."""
+    found: dict[str, tuple[list[str], list[str], int]] = {}
+    for said, count in dropped.items():
+        card, reason = _card(said)
+        key = NUMBER.sub("#", reason)
+        cards, texts, total = found.get(key, ([], [], 0))
+        cards = [*cards, card] if card and card not in cards else cards
+        found[key] = cards, [*texts, reason], total + count
+    rows = [(_ranged(texts), cards, total) for cards, texts, total in found.values()]
+    return sorted(rows, key=lambda row: -row[2])
+
+
+def _card(said: str) -> tuple[str, str]:
+    """(the card that a reason names or "", the reason without it)."""
+    before, _, after = said.partition(": ")
+    if after and before in catalog():
+        return before, after
+    named = re.fullmatch(r"(.*) \((.+)\)", said, re.DOTALL)
+    return (named[2], named[1]) if named and named[2] in catalog() else ("", said)
+
+
+def _ranged(texts: Sequence[str]) -> str:
+    """Texts that differ only in their figures as one, for example "7 to 30 GiB"."""
+    columns = [
+        sorted(set(c), key=lambda n: float(n.replace(",", ""))) for c in zip(*map(NUMBER.findall, texts), strict=True)
+    ]
+    figures = iter(c[0] if len(c) == 1 else f"{c[0]} to {c[-1]}" for c in columns)
+    return NUMBER.sub(lambda _: next(figures), texts[0])
 
 
 def _binds(choice: Choice, c: Candidate) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from .server_limits import PredictedServer
 from .set_ups import SetUp, Workshop
 from .steady_state import Lengths, Steady, closed, lone, steady
 from .steptime import VllmTimes
-from .target_load import Judged, Limits, Target, Trial, attempt, judge
+from .target_load import CERTAIN, Judged, Limits, Target, Trial, attempt, judge
 
 COARSE_REQUESTS, FINE_REQUESTS = 150, 300  # minimum of measured requests per simulation of one group
 DRAWS = 12  # draws of the constants per probability
@@ -27,6 +27,7 @@ FINE_MOST = 14  # maximum number of set-ups simulated with draws
 SLACK = 1.25  # a set-up is simulated only if the closed form is within this factor of every limit
 MOST_TRIALS = 4  # maximum numbers of replicas to simulate per set-up
 FULL = 0.97  # utilization above which a server is assumed not to keep up
+MOST_SPARE, SPARE_STEPS = 8.0, 8  # maximum of Search.spare, and bisections to find it
 BUSY = 0.75  # utilization by the closed form above which the simulated capacity decides instead
 
 
@@ -68,6 +69,7 @@ class Search:
     target: Target
     limits: Limits
     where: str
+    lengths: Lengths | None = None  # of the target, if they are known already
     load: Load = field(init=False)
     at: Lengths = field(init=False)
     dropped: Counter[str] = field(default_factory=Counter)
@@ -75,7 +77,7 @@ class Search:
 
     def __post_init__(self) -> None:
         self.load = self.workshop.load
-        self.at = self.target.lengths(self.load)
+        self.at = self.lengths or self.target.lengths(self.load)
 
     # --- what fits --------------------------------------------------------------------------------------------------
 
@@ -119,7 +121,8 @@ class Search:
             c.estimate = self.estimated(c, most)
             return
         low, high = 0, most
-        if not self._may_do(self.estimated(c, most)):
+        ends = self.target.ends(most * c.server.layout.groups)
+        if not self._may_do(self.estimated(c, most)) and not ends:
             c.estimate, c.misses = self.estimated(c, most), f"{most * c.set_up.gpus} GPUs are not enough"
             return
         while high - low > 1:
@@ -158,14 +161,16 @@ class Search:
     @staticmethod
     def _next(n: int, tried: Mapping[int, Trial], most: int) -> int | None:
         """The number of replicas to try after n; None when the smallest is known or none is left."""
-        worst = tried[n].worst
-        if worst <= 1:
-            fewer = n - 1
-            return fewer if fewer >= 1 and fewer not in tried else None
-        more = min(most, max(n + 1, math.ceil(n * min(worst, 1.5))))
-        if any(t.worst <= 1 for t in tried.values()):
+        met = [k for k, t in tried.items() if t.worst <= 1]
+        missed = max((k for k, t in tried.items() if t.worst > 1 and k < min(met, default=most + 1)), default=0)
+        if not met:
+            more = min(most, max(n + 1, math.ceil(n * min(tried[n].worst, 1.5))))
+            return more if more > n else None
+        least = min(met)
+        if least - missed <= 1:
             return None
-        return more if more > n and more not in tried else None
+        fewer = (missed + least) // 2 if missed else math.ceil(least * max(tried[least].worst, 0.5))
+        return min(max(fewer, missed + 1), least - 1)
 
     def attempted(self, c: Candidate, replicas: int) -> Trial | None:
         """The result of one simulation with `replicas` replicas; None if a request does not fit into the KV pool."""
@@ -205,8 +210,8 @@ class Search:
         """(the cheapest set-up that reaches the confidence, else the most probable; how many were judged).
 
         Goes through the costs in ascending order. At each cost it takes the set-up with the most room of each kind,
-        those with the model's own precisions first. One that does not reach the confidence is tried again with one
-        replica more."""
+        those with the model's own precisions first, then the most probable (see _preferred). One that does not reach
+        the confidence is tried again with one replica more."""
         waiting, looked = list(ranked), 0
         while waiting and looked < FINE_MOST:
             cost = min(c.cost_per_hour for c in waiting)
@@ -223,12 +228,23 @@ class Search:
                 if c.judged is not None and c.judged.probability >= self.space.confidence:
                     reached.append(c)
             if reached:
-                return max(
-                    reached, key=lambda c: (-_changes(c.set_up), c.judged.probability if c.judged else 0)
-                ), looked
+                return max(reached, key=self._preferred), looked
             waiting = [c for c in waiting if c not in here] + [c for c in kinds.values() if self._one_more(c)]
         seen = [c for c in ranked if c.judged is not None]
         return (max(seen, key=lambda c: c.judged.probability if c.judged else 0) if seen else ranked[0]), looked
+
+    def _preferred(self, c: Candidate) -> tuple[float, float, float]:
+        sure = c.judged.probability if c.judged else 0.0
+        return -_changes(c.set_up), min(sure, CERTAIN), self.spare(c)
+
+    def spare(self, c: Candidate) -> float:
+        """How many times the target load the set-up carries by the closed form; at most MOST_SPARE."""
+        low, high = 1.0, MOST_SPARE
+        for _ in range(SPARE_STEPS):
+            middle = math.sqrt(low * high)
+            other = Search(self.workshop, self.space, self.target.times(middle), self.limits, "", self.at)
+            low, high = (middle, high) if other._may_do(other.estimated(c, c.replicas or 1)) else (low, middle)
+        return low
 
     def _one_more(self, c: Candidate) -> bool:
         """Add a replica if enough cards are allowed; return whether it was added."""

@@ -17,6 +17,10 @@ from ..predictor.choice import Choice, name, percent, replicas_of
 from .markup import Html, esc, table
 from .page import Body, download, write_page
 
+NOT_SEARCHED = (
+    "Not searched: replicas that span machines, separate servers for prompts and answers, speculative decoding, KV "
+    "caches off the card, checkpoints of 4 or 8 bits (name one as the model), and what the engine's own settings fix."
+)
 SHOWN = 25  # set-ups of the long table, cheapest first
 
 
@@ -71,11 +75,11 @@ def lead(choice: Choice, found: Mapping[str, Any]) -> Html:
     level = words.listing([f"{name(m)} p{p:g} ≤ {words.seconds(x)}" for m, (x, p) in choice.limits.items()])
     replicas = replicas_of(best.replicas or 1, best.set_up)
     sure = best.judged.probability if best.judged else 0.0
-    binds = chosen["binds"]
+    binds, room = chosen["binds"], choice_answer.more(chosen["room"])
     text = (
         f"For {found['target']} within {level}, the cheapest set-up is {replicas}: {chosen['cost_per_hour']:.2f} "
         f"{choice.currency} an hour, {chosen['cost_per_million_output_tokens']:.3f} {choice.currency} per million "
-        f"output tokens. It meets the level with a probability of {percent(sure)}, carries {chosen['room'] - 1:.0%} "
+        f"output tokens. It meets the level with a probability of {percent(sure)}, carries {room} "
         f"more load before it misses it, and is bound by {binds['by']} ({name(binds['latency'])})."
     )
     return Html(f"<p>{esc(text)}</p>")
@@ -168,5 +172,6 @@ def basis(choice: Choice) -> Html:
         "8-bit weights and KV caches change a model's answers, which servebook does not measure: at one cost the "
         "model's own precisions are chosen.",
         "A load over several replicas is shared out evenly; the router itself is not simulated.",
+        NOT_SEARCHED,
     ]
     return Html("<ul>" + "".join(f"<li>{esc(t)}</li>" for t in text) + "</ul>")

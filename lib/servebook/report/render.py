@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,11 +14,12 @@ from ..config.points import CALIBRATION
 from ..run_folder import frozen_predictions, results, stored_params
 from ..run_folder.layout import RunFiles
 from . import notes, outputs
-from .markdown import Ids, Renderer, markdown, slug
+from .markdown import Ids, Renderer, markdown, permalink, slug
 from .page import FIXED_IDS, TEMPLATE, Chapter, download, write_page
 from .scrub import Scrub
 
 HIDDEN = {"remove-cell", "notebook-only"}  # tags of cells that stay out of the page
+IN_REPORT = "report"  # tag of a chapter's cells that the report shows, too
 LARGEST_DOWNLOAD = 600_000  # bytes
 LAB_BOOK = "labbook.html"
 
@@ -28,7 +30,8 @@ def render(
     """Write the report of a run and return its path (`out`, else report.html in the run's folder).
 
     notebooks: executed copies in their order. The post (08…) is the report; every other one is a chapter of
-    labbook.html beside it, which the report links. Without a post one page holds the chapters. The author's notes are
+    labbook.html beside it, which the report links; a chapter's cells tagged `report` follow the post as a section of
+    their own. Without a post one page holds the chapters. The author's notes are
     read again, and this machine's folders taken out (report/notes.py, report/scrub.py).
     url: where the page will stand, for the social card's tags. Raises ServebookError where a notebook is unreadable.
     """
@@ -47,6 +50,7 @@ def render(
     post = [
         chapter(p, ids, {**there, p.name: "#post"}, ids.new("post"), post=True, scrub=scrub, said=said) for p in posts
     ]
+    post += [part for p in others if (part := excerpt(p, ids, there, scrub)) is not None] if posts else []
     links = here | {p.name: f"{report_name}#post" for p in posts}
     chapters = [chapter(p, lab_ids, links, anchors[p.name], post=False, scrub=scrub) for p in others]
     _tell_apart(others, chapters)
@@ -102,24 +106,52 @@ def chapter(
 ) -> Chapter:
     """One executed notebook through nbconvert with this project's own template. links: where other notebooks stand;
     said: the author's notes."""
+    notebook = _read(path)
+    scrub.notebook(notebook)
+    put_notes(notebook, said)
+    title = _take_title(notebook)
+    body, sections = _exported(notebook, ids, links, "" if post else f"{anchor}-", post=post)
+    return Chapter(title or path.stem.replace("_", " "), anchor, body, sections)
+
+
+def excerpt(path: Path, ids: Ids, links: Mapping[str, str], scrub: Scrub) -> Chapter | None:
+    """What a chapter shows in the report: its title, its cells tagged `report`, and the way to the rest; None where no
+    cell is."""
+    notebook = _read(path)
+    scrub.notebook(notebook)
+    title = _take_title(notebook) or path.stem.replace("_", " ")
+    notebook.cells = [c for c in notebook.cells if IN_REPORT in c["metadata"].get("tags", [])]
+    if not notebook.cells:
+        return None
+    anchor = ids.new(slug(path.stem))
+    body, _ = _exported(notebook, ids, links, f"{anchor}-", post=True)
+    rest = f'<p>The whole chapter is in the lab book: <a href="{links[path.name]}">{html.escape(title)}</a>.</p>'
+    head = f'<h2 id="{anchor}-title">{html.escape(title)} {permalink(f"{anchor}-title", title)}</h2>'
+    return Chapter(title, anchor, head + body + rest, [(2, html.escape(title), f"{anchor}-title")])
+
+
+def _read(path: Path) -> Any:
     import nbformat
-    from nbconvert.exporters.templateexporter import TemplateExporter
 
     try:
-        notebook = nbformat.read(path, as_version=4)
+        return nbformat.read(path, as_version=4)
     except Exception as error:
         raise ServebookError(
             "cannot read the notebook", str(path), "Run its stage again: servebook run --only"
         ) from error
-    scrub.notebook(notebook)
-    put_notes(notebook, said)
-    title = _take_title(notebook)
+
+
+def _exported(
+    notebook: Any, ids: Ids, links: Mapping[str, str], prefix: str, *, post: bool
+) -> tuple[str, list[tuple[int, str, str]]]:
+    """(a notebook's cells as HTML, its sections: level, heading, anchor). prefix: of its anchors."""
+    from nbconvert.exporters.templateexporter import TemplateExporter
+
     sections: list[tuple[int, str, str]] = []
 
     def heading(level: int, text: str, at: str) -> None:
         sections.append((level, text, at))
 
-    prefix = "" if post else f"{anchor}-"
     renderer = Renderer(ids, prefix, 0 if post else 1, links, on_heading=heading)
 
     def as_markdown(cell: Mapping[str, Any]) -> str:
@@ -139,7 +171,7 @@ def chapter(
     notebook.metadata["servebook_code_last"] = post  # in the post the result speaks first
     notebook.cells = _joined_code(notebook.cells)
     body, _ = exporter.from_notebook_node(notebook)
-    return Chapter(title or path.stem.replace("_", " "), anchor, body, sections)
+    return body, sections
 
 
 def _joined_code(cells: list[Any]) -> list[Any]:

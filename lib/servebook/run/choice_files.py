@@ -1,10 +1,9 @@
-"""Files for using a choice: the command that serves it, parameter files that measure it, a router's configuration."""
+"""Files for using a choice: the command that serves it, and parameter files that measure it."""
 
 from __future__ import annotations
 
 import math
 import os
-import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,10 @@ from ..model.reader import SHIPPED
 from ..predictor.choice import Choice
 from ..predictor.choice_search import Candidate
 from ..predictor.set_ups import SetUp
+from .router_files import router_configs
 
 RIVALS = 2  # set-ups measured beside the choice
 MEASURED_REQUESTS = 300  # requests of a point, so that its p90 and p99 are meaningful
-ROUTERS = ("vLLM production stack", "Ray Serve", "llm-d")
 
 
 def served_model(m: ModelParams) -> str:
@@ -63,7 +62,7 @@ def write_params(choice: Choice, base: Path, into: Path) -> list[Path]:
         texts[into / f"{run}.yaml"] = head + body
     written = [files.write_text(path, text) for path, text in texts.items()]
     if (choice.chosen.replicas or 1) > 1:
-        for name, content in router_configs(choice).items():
+        for name, content in router_configs(choice, served_model(choice.workshop.params.model)).items():
             written.append(files.write_text(into / name, content))
     return written
 
@@ -109,7 +108,8 @@ def _sweep(choice: Choice, engine: str, c: Candidate) -> dict[str, Any]:
         return {"kind": "concurrency", "engines": [engine], **what, "concurrency": [math.ceil(target.users / replicas)]}
     if target.rate_per_s is not None:
         rate = round(target.rate_per_s / replicas, 4)
-        return {"kind": "arrival_rate", "engines": [engine], **what, "rates_per_s": [rate]}
+        how = {"arrivals": target.arrivals, "gamma_shape": target.gamma_shape} if target.arrivals != "poisson" else {}
+        return {"kind": "arrival_rate", "engines": [engine], **what, "rates_per_s": [rate], **how}
     return {"kind": "trace", "engines": [engine], **what, "speeds": [round((target.trace_speed or 1.0) / replicas, 6)]}
 
 
@@ -123,76 +123,3 @@ def _load(choice: Choice, members: list[tuple[str, Candidate]]) -> dict[str, Any
     seconds = (1.3 * MEASURED_REQUESTS + own.warmup_requests) / max(min(rates, default=1.0), 1e-3) + 60
     load["max_seconds"] = float(max(own.max_seconds, math.ceil(seconds)))
     return load
-
-
-# --- replicas -------------------------------------------------------------------------------------------------------
-
-
-def router_configs(choice: Choice) -> dict[str, str]:
-    """{file: content} for routers that exist: Helm values of the vLLM production stack, and, without data parallelism
-    (which Ray Serve builds in another way), a Ray Serve application. llm-d takes the same two figures, replicas and
-    tensor parallel size, in its model server's overlay."""
-    c = choice.chosen
-    s, given = c.set_up, choice.workshop.params.model
-    name = re.sub(r"[^a-z0-9]+", "-", Path(served_model(given)).name.lower()).strip("-")  # it names services, too
-    m = s.model(given).model_copy(update={"weights": "real"})
-    flags = serve_flags(m, s.engine)
-    stack = {
-        "servingEngineSpec": {
-            "modelSpec": [{
-                "name": name, "repository": "vllm/vllm-openai", "tag": "latest", "modelURL": served_model(given),
-                "replicaCount": c.replicas, "requestCPU": 8, "requestMemory": "32Gi", "requestGPU": s.gpus,
-                "vllmConfig": {
-                    "dtype": given.dtype, "maxModelLen": s.engine.max_model_len,
-                    "maxNumSeqs": s.engine.max_num_seqs, "tensorParallelSize": s.engine.tensor_parallel_size,
-                    "enablePrefixCaching": s.engine.prefix_caching, "extraArgs": _beyond(flags),
-                },
-            }],
-        },
-        "routerSpec": {"enableRouter": True, "routingLogic": "roundrobin"},
-    }  # fmt: skip
-    kwargs = s.engine.model_dump(mode="json", include={
-        "tensor_parallel_size", "pipeline_parallel_size", "max_num_batched_tokens", "max_num_seqs", "max_model_len",
-        "gpu_memory_utilization",
-    })  # fmt: skip
-    kwargs |= {"enable_prefix_caching": s.engine.prefix_caching, "dtype": given.dtype}
-    kwargs |= {"quantization": s.quantization} if s.quantization else {}
-    kwargs |= {"kv_cache_dtype": s.kv_cache_dtype} if s.kv_cache_dtype != "auto" else {}
-    kwargs |= {"enable_expert_parallel": True} if s.engine.enable_expert_parallel else {}
-    ray = {
-        "applications": [{
-            "name": "llm", "route_prefix": "/", "import_path": "ray.serve.llm:build_openai_app",
-            "args": {"llm_configs": [{
-                "model_loading_config": {"model_id": name, "model_source": served_model(given)},
-                "engine_kwargs": kwargs,
-                "deployment_config": {"num_replicas": c.replicas},
-            }]},
-        }],
-    }  # fmt: skip
-    head = f"# {c.replicas} replicas of {s.name}. Made by servebook choose, not run by it; requestCPU and requestMemory"
-    found = {
-        "router-production-stack.yaml": head
-        + " are guesses.\n# helm install vllm vllm/vllm-stack -f router-production-stack.yaml\n"
-        + yaml.safe_dump(stack, sort_keys=False, width=120)
-    }
-    if s.engine.data_parallel_size == 1:
-        found["router-ray-serve.yaml"] = (
-            f"# {c.replicas} replicas of {s.name}. Made by servebook choose, not run by it.\n"
-            "# serve run router-ray-serve.yaml\n" + yaml.safe_dump(ray, sort_keys=False, width=120)
-        )
-    return found
-
-
-def _beyond(flags: list[str]) -> list[str]:
-    """vLLM's flags without those that the chart has keys for or sets itself."""
-    keyed = {"--served-model-name", "--dtype", "--max-model-len", "--max-num-seqs", "--tensor-parallel-size"}
-    bare = {"--enable-prefix-caching", "--no-enable-prefix-caching"}
-    kept, skip = [], False
-    for flag in flags:
-        if skip:
-            skip = False
-        elif flag in keyed:
-            skip = True
-        elif flag not in bare:
-            kept.append(flag)
-    return kept
