@@ -128,7 +128,8 @@ def _simulate(search: Search, found: Sequence[Candidate]) -> None:
 
 def _rivals(search: Search, best: Candidate, met: Sequence[Candidate]) -> tuple[list[Candidate], int]:
     """(the best of every other kind, cheapest first; how many were judged here). Leaves out set-ups that cannot keep
-    up with the load. The best of a kind reaches the confidence if one that does was found. A card has at most A_CARD."""
+    up with the load. The best of a kind reaches the confidence if one was found that does. A card has at most A_CARD
+    of them."""
 
     def unsure(c: Candidate) -> bool:
         return c.judged is None or c.judged.probability < search.space.confidence
