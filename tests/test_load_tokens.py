@@ -188,7 +188,7 @@ def test_a_stream_is_over_at_done() -> None:
     s.feed(text("a", "length") + total(1) + DONE, 1.0)
     s.feed(b": a comment\n\n", 9.0)
     s.finish()
-    assert (over, s.over, s.heard) == ([True], True, 1.0)
+    assert (over, s.over, s.last_read_s) == ([True], True, 1.0)
 
 
 @pytest.mark.parametrize("tokens", ["2", [2], -1, 2.5, float("nan"), 1e12, True, {"n": 2}])

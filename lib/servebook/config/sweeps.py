@@ -1,6 +1,6 @@
-"""The kinds of sweep: what each is given under `sweeps:` in a parameter file, and the points it consists of.
+"""The kinds of sweep: their parameters under `sweeps:` in a parameter file, and their points.
 
-A new kind is one class here, with its name in `Sweep` at the end. See CONTRIBUTING.md for a worked example.
+To add a kind, write a class here and add it to `Sweep` at the end. CONTRIBUTING.md has a worked example.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from .param_types import Clients, Count, Once, Positive, Rate, Requests, Strict,
 from .points import SAME, PointSpec, RepeatedPoint
 from .workloads import OneOf, Workload
 
-MOST_POINTS = 512  # of a sweep: each is predicted in a tenth of a second or more, and measured in a minute
+MOST_POINTS = 512  # per sweep: predicting a point takes at least a tenth of a second, measuring it about a minute
 
 
 class SweepKind(Strict):
-    """What all kinds share. A kind adds its fields (`prompt_tokens` and `output_tokens`, each one count or a list of
-    them, among others) and says in `points` what is measured."""
+    """Base class of all kinds. A kind adds its fields (among them `prompt_tokens` and `output_tokens`, each a count or
+    a list of counts) and implements `points`, the points to measure."""
 
-    report_as: ClassVar[str] = "concurrency"  # the kind as which chapters that cover all sweeps treat it
+    report_as: ClassVar[str] = "concurrency"  # the kind whose tables and charts it uses in chapters on all sweeps
     notebook: ClassVar[str] = "03_short_prompts"  # the notebook that reports the sweep if none is named after it
     kind: str
-    engines: Annotated[list[str], Once] | None = None  # all of the run's engines unless given
-    minutes_per_engine: dict[str, Positive] = {}  # stop the sweep there after so long
+    engines: Annotated[list[str], Once] | None = None  # default: all engines of the run
+    minutes_per_engine: dict[str, Positive] = {}  # {engine: time limit of the sweep}
 
     def points(self, name: str, engine: str, how: Engine, capacity_per_s: float | None) -> list[PointSpec]:
         """The points of the sweep `name` for one engine and its parameters `how`, in the order of the parameter file.
 
-        capacity_per_s: the engine's predicted request rate at saturation, None where it is not known yet."""
+        capacity_per_s: the engine's predicted request rate at saturation; None if it is not known yet."""
         raise NotImplementedError
 
     @property
     def notebook_name(self) -> str:
-        """The notebook that tells this sweep: its kind's, or of a workload the one about traffic."""
+        """The notebook that reports this sweep: its kind's, or with a workload the one about traffic."""
         return self.notebook
 
     def lengths(self) -> list[tuple[int, int]]:
-        """The (prompt, output) tokens of its requests, each pair once, in order; of a workload their means."""
+        """The distinct (prompt, output) tokens of its requests, in order; with a workload, their means."""
         given: Any = self
         prompts, outputs = ([v] if isinstance(v, int) else v for v in (given.prompt_tokens, given.output_tokens))
         return list(dict.fromkeys((p, o) for p in prompts for o in outputs))
@@ -51,7 +51,7 @@ class SweepKind(Strict):
 
 
 class LoadKind(SweepKind):
-    """A sweep whose requests are of one length each (prompt_tokens, output_tokens), or as a named workload says."""
+    """A sweep whose requests all have the same lengths (prompt_tokens, output_tokens) or come from a named workload."""
 
     workload: str | None = OneOf
     prompt_tokens: Count | None = OneOf
@@ -70,7 +70,7 @@ class LoadKind(SweepKind):
         return "06_traffic" if self.workload is not None else self.notebook
 
     def with_workloads(self, workloads: Mapping[str, Workload]) -> None:
-        """Take the workload that is named from the run's. Raises KeyError where there is none."""
+        """Set the named workload from the run's workloads. Raises KeyError if there is none of that name."""
         if self.workload is not None:
             self._given = workloads[self.workload]
 
@@ -88,11 +88,11 @@ class LoadKind(SweepKind):
         return self._given.longest_tokens() if self._given is not None else self.tokens
 
     def example(self, name: str, engine: str) -> PointSpec | None:
-        """A point with its workload, None where all requests are alike."""
+        """A point with the sweep's workload; None if it has none."""
         return self._spec(name, engine, "") if self._given is not None else None
 
     def _spec(self, name: str, engine: str, point: str, **load: Any) -> PointSpec:
-        """A point of it with this load."""
+        """A point of the sweep with the given load."""
         load |= {"workload": self._given, "workload_name": self.workload or ""}
         return PointSpec(name, engine, point, self.kind, *self.tokens, **load)
 
@@ -101,8 +101,8 @@ Finite = Annotated[Requests, Field(gt=0)]
 
 
 class ConcurrencySweep(LoadKind):
-    """Closed loop at exactly C requests in flight. requests: a finite run of so many, measured from the first to the
-    last; else a window in the steady state."""
+    """Closed loop with exactly C requests in flight. requests: a finite run of that many requests, all measured;
+    without it, a window in the steady state is measured."""
 
     kind: Literal["concurrency"]
     concurrency: Annotated[list[Clients], Field(min_length=1, max_length=MOST_POINTS), Once]
@@ -113,7 +113,7 @@ class ConcurrencySweep(LoadKind):
 
 
 class PromptLengthSweep(SweepKind):
-    """Prompts of several lengths at one concurrency (1 unless given)."""
+    """Prompts of several lengths at one concurrency (default: 1)."""
 
     report_as, notebook = "prompt_length", "05_prompt_length"
     kind: Literal["prompt_length"]
@@ -129,8 +129,8 @@ class PromptLengthSweep(SweepKind):
 
 
 class ArrivalRateSweep(LoadKind):
-    """Open loop: requests arrive at a rate, whatever the server does. concurrency: at most so many are in flight, the
-    others wait at the client. requests: a finite run of so many, measured from the first to the last."""
+    """Open loop: requests arrive at a given rate, independent of the server. concurrency: maximum in flight; further
+    requests wait in the client. requests: a finite run of that many requests, all measured."""
 
     report_as, notebook = "arrival_rate", "06_arrival_rate"
     kind: Literal["arrival_rate"]
@@ -150,7 +150,7 @@ class ArrivalRateSweep(LoadKind):
         return self
 
     def points(self, name: str, engine: str, how: Engine, capacity_per_s: float | None) -> list[PointSpec]:
-        """Shares have no points before the capacity is known."""
+        """shares_of_capacity give no points before the capacity is known."""
         load = {
             "arrivals": self.arrivals, "gamma_shape": self.gamma_shape, "concurrency": self.concurrency,
             "requests": self.requests,
@@ -160,7 +160,7 @@ class ArrivalRateSweep(LoadKind):
         ]
 
     def rates(self, capacity_per_s: float | None) -> Iterable[float]:
-        """Requests per second; shares are rounded so that a point's name stays what it was."""
+        """Requests per second. Those from shares are rounded, so that the names of points do not change."""
         if self.rates_per_s:
             return list(self.rates_per_s)
         if capacity_per_s is None:
@@ -169,9 +169,9 @@ class ArrivalRateSweep(LoadKind):
 
 
 class PrefixCacheSweep(SweepKind):
-    """Closed loop with fresh prompts, then at the same C with repeated ones: the effect of a warm prefix cache.
+    """Closed loop with fresh prompts, then at the same C with repeated prompts: the effect of a warm prefix cache.
 
-    An engine without prefix caching (prefix_caching: false, the naive one) is measured with fresh prompts only."""
+    Engines without prefix caching (prefix_caching: false, the naive server) are measured with fresh prompts only."""
 
     report_as, notebook = "prefix_cache", "06_prefix_cache"
     kind: Literal["prefix_cache"]
@@ -196,12 +196,12 @@ class PrefixCacheSweep(SweepKind):
 
 
 class BurstSweep(LoadKind):
-    """So many requests at once, until the last has ended."""
+    """A number of requests sent at once, all measured until the last one ends."""
 
     report_as, notebook = "burst", "06_traffic"
     kind: Literal["burst"]
     requests: Annotated[list[Finite], Field(min_length=1, max_length=MOST_POINTS), Once]
-    concurrency: Clients | None = OneOf  # at most so many in flight
+    concurrency: Clients | None = OneOf  # maximum in flight
 
     def points(self, name: str, engine: str, how: Engine, capacity_per_s: float | None) -> list[PointSpec]:
         cap = self.concurrency
@@ -209,13 +209,13 @@ class BurstSweep(LoadKind):
 
 
 class TraceSweep(LoadKind):
-    """A trace replayed: its requests arrive when it says, `speed` times as fast, until the last has ended. A turn of a
-    conversation waits for the end of the one before."""
+    """Replay of a trace: requests arrive at the trace's times divided by `speed`, until the last one ends. A turn of a
+    conversation waits for the one before to end."""
 
     report_as, notebook = "trace", "06_traffic"
     kind: Literal["trace"]
     speeds: Annotated[list[Positive], Field(min_length=1, max_length=MOST_POINTS), Once] = [1.0]
-    concurrency: Clients | None = OneOf  # at most so many in flight
+    concurrency: Clients | None = OneOf  # maximum in flight
 
     def points(self, name: str, engine: str, how: Engine, capacity_per_s: float | None) -> list[PointSpec]:
         assert self._given is not None

@@ -168,7 +168,7 @@ class Client:
             reply.error = None
             await self._attempt(self._fresh, body, reply, last=True)
         # the time when the stream ended; waking this task later is the client's delay, not the server's
-        reply.end = now() if reply.error else reply.stream.heard or now()
+        reply.end = now() if reply.error else reply.stream.last_read_s or now()
         self._settle(reply)
         if self._key and reply.error:  # servers quote the rejected key, and errors are stored
             reply.error = reply.error.replace(self._key, "[key]")

@@ -1,26 +1,26 @@
-"""Which events of a streamed answer carry tokens, how many, and which is the last. The rule, in one place.
+"""Decides which events of a streamed answer carry tokens, how many, and which is the last.
 
-Evidence of tokens in an event. No server sends all of it, and each kind is wrong on some server. The first event with a
-token is judged by 2, 1, 3 in this order (tokens_in), later events by 3, 1, 2 (_later):
+Rules. No server sends all kinds of evidence, and each kind is wrong on some server. The first event with a token is
+found by rules 2, 1, 3 in this order (tokens_in), later events by 3, 1, 2 (_later):
 
-1. Token ids or log-probabilities: as many tokens as are listed. An empty list with no text is no token.
-2. Running usage (`completion_tokens` in the events themselves): the first event carries what it counts, a later one
-   carries a token where it grew. It is running only if it grows: gateways repeat the total, or 0, in every event.
-3. Text, reasoning or a tool call: at least one token. How many is not known, unless there are as many events as tokens.
+1. Token ids or log-probabilities: the number of tokens is their number. An empty list without text is not a token.
+2. Running usage (`completion_tokens` in each event): the first event has the number of tokens it counts; a later event
+   has a token if the count grew. Usage that does not grow is ignored: gateways repeat the total, or 0, in every event.
+3. Text, reasoning or a tool call: at least one token. The number is unknown, unless there are as many events as tokens.
 4. Empty text is ambiguous: on some servers it is a token whose bytes do not form a complete character yet, on others an
-   opening or closing event without a token. Usage decides when the stream has ended: such events count as tokens only
-   if the total then equals `completion_tokens`.
-5. A first text that repeats the end of the prompt is no token where the events are then as many as the tokens
-   (transformers serve's chat).
-6. An event without a choice (usage, keep-alive, cost) is never a token, nor is a first event that has a role but
+   opening or closing event without a token. Usage decides at the end of the stream: such events count as tokens only if
+   the total then equals `completion_tokens`.
+5. A first text that repeats the end of the prompt is not a token if without it there are as many events as tokens
+   (chat of transformers serve).
+6. An event without a choice (usage, keep-alive, cost) is never a token. Neither is a first event that has a role but
    neither text nor token ids.
 
-The last token is the last event that is a token by this, whatever follows it: a finish without text, usage beside
-an empty choice, a second finish. The number of tokens is the largest `completion_tokens` of the last events: it grows,
-and some servers end with zeros.
+The last token is the last event that is a token by these rules. It may be followed by a finish without text, usage with
+an empty choice, or a second finish. The number of tokens is the largest `completion_tokens` of the last events, since
+it grows and some servers end with zeros.
 
-Reasoning that is counted and not streamed (`reasoning_tokens`) was generated before the first event: it belongs
-to that event, so that the time between the others is divided by the tokens that came in it.
+Reasoning that is counted but not streamed (`reasoning_tokens`) was generated before the first event. It counts as part
+of that event, so that TPOT divides the time after the first event by the tokens received in it.
 """
 
 from __future__ import annotations
@@ -40,17 +40,14 @@ Event = dict[str, Any]
 
 
 def tokens_in(event: Event) -> int | None:
-    """Tokens that an opening event carries: a count, AT_LEAST_ONE (text without a count), 0, or None.
-
-    None is an event that only `usage` can decide on.
-    """
+    """Tokens in an opening event: a count, AT_LEAST_ONE (text without a count), 0, or None (only usage can decide)."""
     choice = choice_of(event)
     if choice is None:
         return 0
     text, listed = has_text(choice), listed_tokens(choice)
     if not text and not listed and "role" in _dict(choice.get("delta")):
         return 0
-    so_far = running_tokens(event)  # counts tokens of silent events before this one too
+    so_far = running_tokens(event)  # also counts tokens of earlier events without text
     if so_far is not None and (so_far or not text):
         return so_far
     if listed is not None and (listed or not text):
@@ -59,8 +56,8 @@ def tokens_in(event: Event) -> int | None:
 
 
 def last_events(lines: Sequence[bytes], parse: Callable[[bytes], Event | None]) -> list[Event | None]:
-    """The last events of a stream, parsed, starting one before the last event that certainly carries a token: earlier
-    ones add no information, and parsing dominates the cost of ending a stream."""
+    """The last events of a stream, parsed, from one before the last event that certainly carries a token. Earlier ones
+    add no information, and parsing dominates the cost of ending a stream."""
     events: list[Event | None] = []
     wanted = len(lines)
     for line in reversed(lines):
@@ -75,10 +72,10 @@ def last_events(lines: Sequence[bytes], parse: Callable[[bytes], Event | None]) 
 
 
 def trailing(events: Sequence[Event | None], opening: Event | None = None) -> tuple[int, int]:
-    """Of a stream's last events: how many at the end are surely no tokens or undecided, and how many of these are
-    undecided. events: parsed, None where that was not possible; opening: the stream's first event with a token."""
-    told = {running_tokens(e) for e in (opening, *events) if e and choice_of(e)}
-    grows = len(told - {None}) > 1
+    """(number of trailing events without a certain token, number of these that are undecided). events: a stream's last
+    events, None for those that cannot be parsed; opening: its first event with a token."""
+    running = {running_tokens(e) for e in (opening, *events) if e and choice_of(e)}
+    grows = len(running - {None}) > 1
     passed = undecided = 0
     for position in range(len(events) - 1, -1, -1):
         carried = _later(events[position], events[position - 1] if position and grows else None)
@@ -89,7 +86,7 @@ def trailing(events: Sequence[Event | None], opening: Event | None = None) -> tu
 
 
 def _later(event: Event | None, before: Event | None) -> bool | None:
-    """Whether an event that is not the first carries a token; None: only the total can decide."""
+    """Whether a later event carries a token; None: only the total from usage can decide."""
     choice = choice_of(event or {})
     if event is None or choice is None:
         return False
@@ -98,40 +95,40 @@ def _later(event: Event | None, before: Event | None) -> bool | None:
     if (listed := listed_tokens(choice)) is not None:
         return listed > 0
     now, then = running_tokens(event), running_tokens(before or {})
-    if now is not None and then:  # 0 before a later token is no running count
+    if now is not None and then:  # a count of 0 after the first token is not a running count
         return now > then
     return None
 
 
 def choice_of(event: Event) -> Event | None:
-    """The event's first choice, None where it has none."""
+    """The event's first choice; None if it has none."""
     choices = event.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     return first if isinstance(first, dict) else None
 
 
 def has_text(choice: Event) -> bool:
-    """Whether a choice carries text, reasoning or a call."""
+    """Whether a choice has text, reasoning or a tool call."""
     delta = _dict(choice.get("delta"))
     return bool(choice.get("text")) or any(delta.get(key) for key in _TEXTS)
 
 
 def has_reasoning(event: Event) -> bool:
-    """Whether an event carries reasoning, so that it is streamed."""
+    """Whether an event has reasoning text."""
     delta = _dict((choice_of(event) or {}).get("delta"))
     return any(delta.get(key) for key in _REASONING)
 
 
 def echoes(event: Event, asked: bytes) -> bool:
-    """Whether a first event's text is the end of what was asked; asked: the request's body."""
+    """Whether a first event's text repeats the end of the prompt. asked: the request's body."""
     choice = choice_of(event) or {}
-    said = choice.get("text") or _dict(choice.get("delta")).get("content")
-    end = said.strip()[-8:] if isinstance(said, str) else ""
+    text = choice.get("text") or _dict(choice.get("delta")).get("content")
+    end = text.strip()[-8:] if isinstance(text, str) else ""
     return len(end) > 1 and json.dumps(end)[1:-1].encode() in asked
 
 
 def listed_tokens(choice: Event) -> int | None:
-    """Number of token ids or log-probabilities that a choice lists, None where it lists none of them."""
+    """Number of token ids or log-probabilities in a choice; None if it has no such list."""
     logprobs = _dict(choice.get("logprobs"))
     for listed in (choice.get("token_ids"), logprobs.get("tokens"), logprobs.get("content")):
         if isinstance(listed, list):
@@ -140,12 +137,12 @@ def listed_tokens(choice: Event) -> int | None:
 
 
 def running_tokens(event: Event) -> int | None:
-    """`completion_tokens` of an event's own usage, None where it has none."""
+    """`completion_tokens` in an event's own usage; None if absent."""
     return count(_dict(event.get("usage")).get("completion_tokens"))
 
 
 def count(value: Any) -> int | None:
-    """A number of tokens as JSON gives it (JSON has one kind of number: 16.0 is 16), None for what is none."""
+    """A JSON value as a number of tokens (16.0 is 16); None if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if isinstance(value, float) and (not math.isfinite(value) or value != int(value)):
@@ -154,8 +151,8 @@ def count(value: Any) -> int | None:
 
 
 class Usage:
-    """What the usage of a stream's last events says: tokens, prompt_tokens, cached_tokens, reasoning_tokens (None: not
-    told), and `fault`, where there is usage that cannot be read."""
+    """The usage in a stream's last events: tokens, prompt_tokens, cached_tokens, reasoning_tokens (None: absent).
+    fault: an error text if usage cannot be read."""
 
     def __init__(self, events: Sequence[Event | None]) -> None:
         self.tokens: int | None = None

@@ -1,4 +1,4 @@
-"""What a server says that is no token: its errors, however it sends them, and answers that are no stream."""
+"""Error messages in a server's answer, in any of the forms that servers use, and answers that are not a stream."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any
 
 from .tokens import Event, choice_of
 
-# Raw control characters inside a text are the model's, not a fault of the event. json.loads with an option makes a
-# decoder for every call
+# strict=False accepts raw control characters in the model's text. One shared decoder, since json.loads with an option
+# creates a decoder on every call
 _EVENTS = json.JSONDecoder(strict=False)
 _WORDS = ("error", "message", "detail")
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
 def finish_reason(event: Event | None) -> Any:
-    """Why the event's first choice ended, None where it goes on."""
+    """The finish_reason of the event's first choice; None if it has not ended."""
     return (choice_of(event or {}) or {}).get("finish_reason")
 
 
-def told_error(lines: list[bytes], events: list[Event | None]) -> tuple[str | None, int | None]:
-    """The server's message with its status, however it sends one: an error object, an event named error, a line."""
+def server_error(lines: list[bytes], events: list[Event | None]) -> tuple[str | None, int | None]:
+    """(error message, HTTP status in it) of a stream, each None if absent. The error may be an object, an event named
+    error, or a line."""
     named = False
     for line in lines:
         if line.startswith(b"error:"):
@@ -39,25 +40,25 @@ def told_error(lines: list[bytes], events: list[Event | None]) -> tuple[str | No
 
 
 def _status(event: Event | None) -> int | None:
-    """The HTTP status that an error object carries."""
+    """The HTTP status in an error object; None if it has none."""
     error = (event or {}).get("error")
-    for told in (error if isinstance(error, dict) else {}, event or {}):
+    for fields in (error if isinstance(error, dict) else {}, event or {}):
         for key in ("code", "status", "status_code", "http_status_code"):
-            if re.fullmatch("[1-5][0-9][0-9]", str(told.get(key))):
-                return int(told[key])
+            if re.fullmatch("[1-5][0-9][0-9]", str(fields.get(key))):
+                return int(fields[key])
     return None
 
 
 def no_choice(events: list[Event | None]) -> str | None:
-    """What a stream says none of whose events has a choice or usage, None where it says nothing."""
-    told = [event for event in events if event]
-    if not told or any("choices" in event or event.get("usage") for event in told):
+    """The server's message in a stream without choices or usage; None if there is none."""
+    known = [event for event in events if event]
+    if not known or any("choices" in event or event.get("usage") for event in known):
         return None
-    return error_message(next((e for e in told if any(k in e for k in _WORDS)), told[0]))
+    return error_message(next((e for e in known if any(k in e for k in _WORDS)), known[0]))
 
 
-def no_stream(body: bytes) -> str | None:
-    """What an answer says that has no event with a token in it, None where it says nothing."""
+def non_stream_answer(body: bytes) -> str | None:
+    """An error text for an answer without token events; None if the answer has no text."""
     words = b"\n".join(line for line in body.splitlines() if line.strip() and not line.startswith(_FIELDS))
     words = words.removeprefix(b"error:").strip()
     if not words:
@@ -69,8 +70,8 @@ def no_stream(body: bytes) -> str | None:
 
 
 def parse(line: bytes) -> Event | None:
-    """An event's JSON object, None for what is none."""
-    try:  # bytes that are no UTF-8 are the model's, not a fault of the event
+    """An event's JSON object; None if it is not one."""
+    try:  # bytes that are not UTF-8 may come from the model's text and are replaced
         event = _EVENTS.decode(line.decode(errors="replace"))
     except (ValueError, RecursionError):
         return None
@@ -78,8 +79,7 @@ def parse(line: bytes) -> Event | None:
 
 
 def error_message(body: dict[str, Any] | bytes | str) -> str:
-    """The readable part of an error answer, whatever its shape, on one line of at most 300 characters, without what a
-    terminal would act on."""
+    """The message in an error answer of any form, on one line of at most 300 characters, without control characters."""
     found: Any = body
     if isinstance(found, bytes):
         found = found.decode(errors="replace")
@@ -97,6 +97,6 @@ def error_message(body: dict[str, Any] | bytes | str) -> str:
 
 
 def one_line(text: str, longest: int = 300) -> str:
-    """A stranger's text on one line: printable characters only."""
+    """An external text on one line, with printable characters only and at most `longest` of them."""
     shown = "".join(c if c.isprintable() else " " for c in text[: 4 * longest])
     return " ".join(shown.split())[:longest]
