@@ -32,6 +32,62 @@ def test_a_flag_does_what_the_parameter_of_its_name_does() -> None:
     assert flags == keys and flags.captured_tokens == 0 and not flags.notes
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [  # each pair is one setting to vLLM 0.32's own parser
+        (("--max_num_seqs=64",), ("--max-num-seqs", "64")),
+        (("--max-num-seq", "64"), ("--max-num-seqs", "64")),  # the start of one flag alone
+        (("--max-num-seqs 64 --max-model-len 8K",), ("--max-num-seqs", "64", "--max-model-len", "8192")),
+        (("--device-memory-utilization", ".8"), ("--gpu-memory-utilization", "0.8")),
+        (("-O0",), ("--enforce-eager",)),
+        (("-O", "0"), ("--optimization-level=0",)),
+        (("--optimization-level", "2"), ()),
+        (("-cc.cudagraph_mode=NONE",), ("--compilation-config", '{"cudagraph_mode": "NONE"}')),
+        (("--cudagraph-capture-sizes", "1", "2", "64"), ("--max-cudagraph-capture-size", "64")),
+        (('--compilation-config={"cudagraph_capture_sizes": [1, 64]}',), ("--max-cudagraph-capture-size=64",)),
+        (("-ep", "-dp", "2"), ("--enable-expert-parallel", "--data_parallel_size=2")),
+        (("--enable-chunked-prefill", "--load-format", "dummy", "--no-enable-log-requests"), ()),
+    ],
+)
+def test_every_form_of_a_flag_is_the_same_setting(typed: tuple[str, ...], meant: tuple[str, ...]) -> None:
+    assert served(*typed) == served(*meant)
+    assert not served(*typed).notes
+
+
+def test_the_pool_may_be_given() -> None:
+    by_blocks, by_bytes = served("--num-gpu-blocks-override", "1000"), served("--kv-cache-memory-bytes", "20G")
+    assert by_blocks.kv_tokens == 16_000
+    assert by_bytes.kv_tokens == 20 * 2**30 // (16 * SHAPE.kv_bytes_per_token) * 16
+
+
+def test_the_longest_context_that_fits() -> None:
+    for form in (("auto",), ("-1",)):
+        fitted = served("--max-model-len", *form, "--num-gpu-blocks-override", "1000")
+        assert (fitted.max_model_len, fitted.problem) == (16_000, None)
+
+
+def test_fewer_captured_tokens() -> None:
+    assert served("--max-cudagraph-capture-size", "64").captured_tokens == 64
+    assert served("-cc.cudagraph_mode=NONE").captured_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--no-enable-chunked-prefill",), "--no-enable-chunked-prefill"),
+        (("--hf-overrides", '{"max_position_embeddings": -1}'), "--hf-overrides"),
+        (("--rope-scaling", '{"rope_type": "yarn", "factor": 4.0}'), "--rope-scaling"),
+        (("--kv-transfer-config", '{"kv_connector":"NixlConnector"}'), "--kv-transfer-config"),
+        (("--quantization", "mxfp4"), "--quantization mxfp4"),
+        (("--compilation-config", '{"mode": 0}'), "--compilation-config (mode)"),
+        (("-sc.num_speculative_tokens=3",), "--sc.num-speculative-tokens"),
+        (("--cpu-offload-gb=10",), "--cpu-offload-gb"),
+    ],
+)
+def test_each_flag_that_is_not_modelled_is_named_alone(flags: tuple[str, ...], named: str) -> None:
+    assert served(*flags).notes == (f"not modelled: {named} (engines.vllm.extra_args)",)
+
+
 def test_kv_cache_dtype_and_quantization_change_the_model() -> None:
     plain, kv, weights = served(), served("--kv-cache-dtype", "fp8_e4m3"), served("--quantization", "fp8")
     assert kv.shape.kv_bytes_per_token == plain.shape.kv_bytes_per_token // 2
@@ -45,7 +101,9 @@ def test_what_is_not_modelled_is_named_and_what_has_no_weight_is_not() -> None:
     assert not served("--disable-log-stats", "--reasoning-parser", "qwen3").notes
 
 
-@pytest.mark.parametrize("flags", [("--max-num-seqs", "many"), ("--gpu-memory-utilization", "1.5"), ("-tp", "0")])
+@pytest.mark.parametrize(
+    "flags", [("--max-num-seqs", "many"), ("--gpu-memory-utilization", "1.5"), ("-tp", "0"), ("-cc", "3")]
+)
 def test_a_value_that_is_none_is_one_line(flags: tuple[str, str]) -> None:
     with pytest.raises(ServebookError, match=r"engines\.vllm\.extra_args"):
         served(*flags)

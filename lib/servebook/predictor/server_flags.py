@@ -6,7 +6,9 @@ times nor sizes are ignored. Any other flag is listed in a note as not modelled.
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +29,16 @@ SWITCHES = {
     "no-enable-expert-parallel": ("enable_expert_parallel", False),
     "enable-prefix-caching": ("prefix_caching", True), "no-enable-prefix-caching": ("prefix_caching", False),
 }  # fmt: skip
-FACTS = {"async-scheduling": ("async_scheduling", True), "no-async-scheduling": ("async_scheduling", False)}
+FACTS = {
+    "async-scheduling": ("async_scheduling", True), "no-async-scheduling": ("async_scheduling", False),
+    "disable-hybrid-kv-cache-manager": ("hybrid_kv_cache", False),
+    "no-disable-hybrid-kv-cache-manager": ("hybrid_kv_cache", True),
+}  # fmt: skip
+COUNTED = {
+    "block-size": "block_size", "num-gpu-blocks-override": "kv_blocks", "kv-cache-memory-bytes": "kv_bytes",
+    "max-cudagraph-capture-size": "captured_tokens",
+}  # fmt: skip
+SAME = {"device-memory-utilization": "gpu-memory-utilization", "cc": "compilation-config", "O": "optimization-level"}
 # flags that a search for a set-up sets itself
 SEARCHED = {*SIZES, *SWITCHES, "quantization", "q", "kv-cache-dtype"} - {
     "max-model-len", "enforce-eager", "no-enforce-eager",
@@ -37,11 +48,16 @@ SILENT = re.compile(
     r"^(no-)?(served-model-name|host|port|api-key|seed|tokenizer.*|revision|code-revision|download-dir|load-format"
     r"|trust-remote-code|chat-template.*|.*-parser|enable-auto-tool-choice|generation-config|uvicorn-log-level"
     r"|enable-log-.*|disable-log-.*|disable-uvicorn-access-log|max-log-len|allowed-.*|allow-credentials|root-path"
-    r"|ssl-.*|middleware|response-role|return-tokens-as-token-ids|enable-request-id-headers|enable-chunked-prefill"
-    r"|distributed-executor-backend|hf-token|hf-config-path|config-format|skip-tokenizer-init|model|task|runner"
+    r"|ssl-.*|middleware|response-role|return-tokens-as-token-ids|enable-request-id-headers"
+    r"|distributed-executor-backend|hf-token|config-format|skip-tokenizer-init|model|task|runner"
     r"|enable-server-load-tracking|enable-prompt-tokens-details|enable-force-include-usage|show-hidden-metrics.*"
     r"|otlp-traces-endpoint|collect-detailed-traces|limit-mm-per-prompt|allowed-local-media-path|override-generation.*"
-    r"|data-parallel-(address|rpc-port|backend)|device|numa.*)$"
+    r"|data-parallel-(address|rpc-port|backend)|device|numa.*|.*-parser-plugin|enable-ssl-refresh|disable-fastapi-docs"
+    r"|enable-offline-docs|uds|h11-.*|log-.*|logging-config|kv-cache-metrics.*|disable-access-log-.*|shutdown-timeout"
+    r"|trust-request-.*|default-chat-template-kwargs|exclude-tools-when-.*|tool-server|enable-tokenizer-info-endpoint"
+    r"|safetensors-.*|model-loader-extra-config|max-parallel-loading-workers|use-tqdm-on-load|pt-load-map-location"
+    r"|ignore-patterns|fail-on-environ-validation|aggregate-engine-logging|master-(addr|port)|max-logprobs"
+    r"|prefix-caching-hash-algo|enable-per-request-metrics)$|^enable-chunked-prefill$"
 )
 
 
@@ -62,7 +78,9 @@ def with_flags(engine: BatchingEngine, shape: ModelShape, where: str) -> WithFla
     out = WithFlags(engine, shape)
     unread: list[str] = []
     for flag, value in pairs(getattr(engine, "extra_args", None) or []):
-        if flag in SIZES:
+        if flag == "max-model-len" and value in ("auto", "-1"):
+            out.facts["longest_that_fits"] = True
+        elif flag in SIZES:
             changes[SIZES[flag]] = _count(flag, value, where)
         elif flag in SWITCHES:
             name, state = SWITCHES[flag]
@@ -70,8 +88,10 @@ def with_flags(engine: BatchingEngine, shape: ModelShape, where: str) -> WithFla
         elif flag in FACTS:
             name, state = FACTS[flag]
             out.facts[name] = state
-        elif flag == "block-size":
-            out.facts["block_size"] = _count(flag, value, where)
+        elif flag in COUNTED:
+            out.facts[COUNTED[flag]] = _count(flag, value, where)
+        elif flag == "cudagraph-capture-sizes":
+            out.facts["captured_tokens"] = max(_count(flag, v, where) for v in re.split(r"[\s,]+", value or ""))
         elif flag == "gpu-memory-utilization":
             changes["gpu_memory_utilization"] = _share(flag, value, where)
         elif flag in MODEL:
@@ -80,6 +100,10 @@ def with_flags(engine: BatchingEngine, shape: ModelShape, where: str) -> WithFla
                 unread.append(f"--{flag} {value}")
             else:
                 out.shape = changed
+        elif flag == "optimization-level" and value in ("0", "2", "3"):
+            changes["enforce_eager"] = value == "0"  # 2 is the default; 3 does the same so far
+        elif flag.partition(".")[0] == "compilation-config":
+            unread += _compilation(flag, value, out.facts, where)
         elif not SILENT.match(flag):
             unread.append(f"--{flag}")
     if changes:
@@ -89,26 +113,80 @@ def with_flags(engine: BatchingEngine, shape: ModelShape, where: str) -> WithFla
     return out
 
 
+def _whole(typed: str) -> str:
+    """The flag that vLLM's parser takes a typed one for: another name of it, or the start of only one. A key of a JSON
+    flag may follow after a dot."""
+    if "." in typed:
+        base, _, key = typed.partition(".")
+        return f"{_whole(base)}.{key}"
+    if typed in SAME or typed in KNOWN or len(typed) < 4 or SILENT.match(typed):
+        return SAME.get(typed, typed)
+    longer = [f for f in KNOWN if f.startswith(typed)]
+    return SAME.get(longer[0], longer[0]) if len(longer) == 1 else typed
+
+
+def _compilation(flag: str, value: str | None, facts: dict[str, Any], where: str) -> list[str]:
+    """Reads what --compilation-config says of CUDA graphs; returns what else it says."""
+    name, _, key = flag.partition(".")
+    try:
+        given = {key.replace("-", "_"): value} if key else json.loads(value or "")
+        items = list(given.items())
+    except (ValueError, AttributeError):
+        raise ServebookError(f"--{name} is {value!r}, not a JSON object", f"{where}.extra_args", "Correct it") from None
+    unread = []
+    for key, said in items:
+        if key == "cudagraph_mode":
+            facts["cuda_graphs"] = str(said).upper() != "NONE"
+        elif key == "max_cudagraph_capture_size":
+            facts["captured_tokens"] = _count(f"{name}.{key}", str(said), where)
+        elif key == "cudagraph_capture_sizes" and isinstance(said, list) and said:
+            facts["captured_tokens"] = max(_count(f"{name}.{key}", str(n), where) for n in said)
+        else:
+            unread.append(f"--{name} ({key})")
+    return unread
+
+
 def pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """The (flag without dashes, value or None) pairs of a command line."""
-    flat = [part for word in words for part in str(word).split()]
+    """The (whole flag without dashes, value or None) pairs of a command line; several values are joined by spaces.
+
+    A word may hold a flag with its value, or several flags; JSON stays whole.
+    """
+    flat = [part for word in words for part in _parts(str(word))]
     at = 0
     while at < len(flat):
         word = flat[at]
         at += 1
-        if not word.startswith("-"):
+        if not _is_flag(word):
             continue
         name, equals, value = word.lstrip("-").partition("=")
-        if not equals and at < len(flat) and not flat[at].startswith("-"):
-            value, equals = flat[at], "="
+        values = [value] if equals else []
+        while not equals and at < len(flat) and not _is_flag(flat[at]):
+            values.append(flat[at])
             at += 1
-        yield name.replace("_", "-"), value if equals else None
+        if re.fullmatch(r"-O\d", word):
+            name, values = "O", [word[2:]]
+        yield _whole(name.replace("_", "-")), " ".join(values) if values else None
+
+
+def _parts(word: str) -> list[str]:
+    if not _is_flag(word) or not re.search(r"\s", word):
+        return [word]
+    if found := re.match(r"(--?[\w.-]+)(?:=|\s+)([{\[].*)$", word, re.DOTALL):
+        return [found.group(1), found.group(2)]
+    try:
+        return shlex.split(word)
+    except ValueError:
+        return word.split()
+
+
+def _is_flag(word: str) -> bool:
+    return bool(re.match(r"--?[A-Za-z]", word))
 
 
 def _count(flag: str, value: str | None, where: str) -> int:
     """A whole number in vLLM's notation: 32768, 32k, 32K (32 × 1,024), 1m."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", value or "")
-    factor = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20}
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG]?)", value or "")
+    factor = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
     size = int(float(found.group(1)) * factor[found.group(2)]) if found else 0
     if size <= 0:
         raise ServebookError(f"--{flag} is {value!r}, not a positive whole number", f"{where}.extra_args", "Correct it")
@@ -143,4 +221,8 @@ def _dtype(shape: ModelShape, value: str) -> ModelShape | None:
 
 MODEL: Mapping[str, Callable[[ModelShape, str], ModelShape | None]] = {
     "kv-cache-dtype": _kv_dtype, "quantization": _quantization, "q": _quantization, "dtype": _dtype,
+}  # fmt: skip
+KNOWN = {
+    *SIZES, *SWITCHES, *FACTS, *COUNTED, *SAME, *MODEL, "gpu-memory-utilization", "optimization-level",
+    "compilation-config", "cudagraph-capture-sizes",
 }  # fmt: skip

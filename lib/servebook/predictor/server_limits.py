@@ -118,7 +118,9 @@ def server(
     caching = bool(known.get("prefix_caching", given.prefix_caching))
     default_asynchronous = _asynchronous(known.get("version"), gpu)
     asynchronous = bool(known.get("async_scheduling", default_asynchronous) and layout.pipeline == 1)
-    held, source = _kv_pool(given, shape, gpu, layout, budget, max_sequences, block, caching, asynchronous)
+    held, source = _kv_pool(given, shape, gpu, layout, budget, max_sequences, block, caching, asynchronous, known)
+    if known.get("longest_that_fits"):
+        context = max(1, min(context, held.tokens(context)))
     tokens = int(known["kv_cache_tokens"]) if "kv_cache_tokens" in known else held.tokens(context)
     source = "the engine's log" if "kv_cache_tokens" in known else source
     problem = None
@@ -135,6 +137,7 @@ def server(
     )  # fmt: skip
     # vLLM's rule for cudagraph_capture_sizes (config/vllm.py, 0.26 to 0.32)
     captured = min(2 * int(max_sequences), 1024 if gpu.generation == "blackwell" else 512, budget)
+    captured = min(known.get("captured_tokens", captured), budget)
     if known.get("cuda_graphs", not given.enforce_eager) is False:
         captured = 0
     return PredictedServer(
@@ -164,15 +167,19 @@ def _too_big(shape: ModelShape, gpu: Gpu, layout: Layout) -> str:
 
 def _kv_pool(
     given: BatchingEngine, shape: ModelShape, gpu: Gpu, layout: Layout, budget: int, max_sequences: int, block: int,
-    caching: bool, asynchronous: bool,
+    caching: bool, asynchronous: bool, known: Mapping[str, Any],
 ) -> tuple[Pool, str]:  # fmt: skip
-    """(the KV pool of one replica, the origin of its size)"""
-    kinds, hybrid = layout.stage(shape).attention, not gpu.is_cpu
+    """(the KV pool of one replica, the origin of its size). known: what flags say of it, in bytes or blocks."""
+    kinds, hybrid = layout.stage(shape).attention, not gpu.is_cpu and known.get("hybrid_kv_cache", True)
     in_flight = budget * (2 if asynchronous else layout.pipeline)
 
     def of(available: float) -> Pool:
         return pool(kinds, available, block=block, in_flight=in_flight, hybrid=hybrid, prefix_caching=caching)
 
+    if "kv_blocks" in known:
+        return replace(of(0), blocks=int(known["kv_blocks"])), "num_gpu_blocks_override"
+    if "kv_bytes" in known:
+        return of(known["kv_bytes"]), "kv_cache_memory_bytes"
     if gpu.is_cpu:
         return of(given.cpu_kv_cache_gib * GIB), "cpu_kv_cache_gib"
     left = gpu.memory_bytes * given.gpu_memory_utilization - layout.weight_bytes(shape)
