@@ -5,12 +5,13 @@
 --speed: a search of at least 500 set-ups of a workload with spread lengths, in a process of its own: seconds, CPU
 seconds, peak memory; twice, and the answers must be equal. --public: the rows of a table of published points (default:
 outputs/published/public) that share source, model and load and differ in their set-up, in pairs: how often the better
-one by output rate, TPOT and TTFT is named right, from the datasheet alone, where the measured ones differ by over 10 %;
---pairs lists those named wrong. --flags: vLLM's own parser reads the command of every set-up of two searches (one of a
-mixture of experts) and must find in it what was searched. --probabilities: for levels to which the judgement of a
-choice gives a probability of 10 to 90 %, how often what was measured meets them: means or medians of TTFT and TPOT of
-the table's rows, and the p90 of closed loops of the kept H200 runs, from which the predictor has learned. Without a
-choice the first two. The bars: 60 s on two cores, 500 MB, 90 % of the pairs.
+one by the cost of an output token at list prices (what choose decides by), output rate, TPOT and TTFT is named right,
+from the datasheet alone, where the measured ones differ by over 10 %; --pairs lists those named wrong. --flags: vLLM's
+own parser reads the command of every set-up of two searches (one of a mixture of experts) and must find in it what was
+searched. --probabilities: for levels to which the judgement of a choice gives a probability of 10 to 90 %, how often
+what was measured meets them: means or medians of TTFT and TPOT of the table's rows, and the p90 of closed loops of the
+kept H200 runs, from which the predictor has learned. Without a choice the first two. The bars: 60 s on two cores, 500
+MB, 90 % of the pairs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import public_points
@@ -38,6 +39,7 @@ from public_points import Row
 from servebook.common import stats
 from servebook.config import params
 from servebook.config.params import VllmEngine
+from servebook.hardware.prices import list_prices
 from servebook.predictor import server_limits
 from servebook.predictor.calibration import calibrate
 from servebook.predictor.choice_answer import answer
@@ -51,7 +53,7 @@ from servebook.run.choice_measured import RARE
 from servebook.run.choosing import choice_for
 from servebook.run_folder.stored_run import StoredRun
 
-BAR_S, BAR_MB, BAR_SHARE, LEAST = 60.0, 500.0, 0.9, 0.10
+BAR_S, BAR_MB, BAR_SHARE, LEAST, TIE = 60.0, 500.0, 0.9, 0.10, 0.05
 KEPT = Path(__file__).parents[1] / "outputs" / "reference"
 REQUESTS = 600  # of a simulated row
 STATED, SURE = (0.1, 0.3, 0.5, 0.7, 0.9), 0.1  # probabilities; how far off the last may be over public points
@@ -220,17 +222,29 @@ def public(folder: Path, show: bool) -> bool:
         if row.measured:
             model = re.sub(QUANTIZED, "", row.cells.get("model", ""))
             groups.setdefault((model, *(row.cells.get(k, "") for k in LOAD)), []).append(row)
-    right: dict[str, list[bool]] = {"output": [], "output a card": [], "tpot": [], "ttft": []}
+    right: dict[str, list[bool]] = {"cost": [], "output": [], "tpot": [], "ttft": []}
+    equal: dict[str, int] = dict.fromkeys(right, 0)
     for members in groups.values():
         if len({_set_up(row) for row in members}) > 1:
-            _pairs(members, folder, tools, right, show)
+            _pairs(members, folder, tools, right, equal, show)
     total = [ok for found in right.values() for ok in found]
     for metric, found in right.items():
         share = sum(found) / len(found) if found else 0.0
-        print(f"{metric:<14}{len(found):>6} pairs that differ by over {LEAST:.0%}, {share:.1%} named right")
+        ties = f"; {equal[metric]} of the wrong ones predicted within {TIE:.0%} of each other"
+        print(f"{metric:<8}{len(found):>6} pairs that differ by over {LEAST:.0%}, {share:.1%} named right{ties}")
     share = sum(total) / len(total) if total else 0.0
-    print(f"{'all':<14}{len(total):>6} pairs, {share:.1%} named right (bar {BAR_SHARE:.0%})")
+    print(f"{'all':<8}{len(total):>6} pairs, {share:.1%} named right (bar {BAR_SHARE:.0%})")
     return bool(total) and share >= BAR_SHARE
+
+
+def _rate(row: Row, figures: Mapping[str, float], measured: Mapping[str, float]) -> float | None:
+    """Output tokens/s: where the row has them, else by Little's law from the latencies of a closed loop's clients."""
+    if "output" in measured:
+        return figures["output"]
+    clients, tokens = row.number("concurrency"), row.number("output_tokens")
+    if row.cells.get("load") != "closed" or not clients or not tokens or not {"ttft", "tpot"} <= set(measured):
+        return None
+    return clients * tokens / (figures["ttft"] + (tokens - 1) * figures["tpot"])
 
 
 def _set_up(row: Row) -> tuple[str, ...]:
@@ -238,9 +252,15 @@ def _set_up(row: Row) -> tuple[str, ...]:
 
 
 def _pairs(
-    members: Sequence[Row], folder: Path, tools: dict[str, str], right: dict[str, list[bool]], show: bool
+    members: Sequence[Row],
+    folder: Path,
+    tools: dict[str, str],
+    right: dict[str, list[bool]],
+    equal: dict[str, int],
+    show: bool,
 ) -> None:
     """The pairs of one load, each set-up predicted once."""
+    prices = list_prices()
     bench = Bench(members, folder, tools)
     predicted = []
     for row, server in bench.usable:
@@ -249,10 +269,12 @@ def _pairs(
             said = bench.predict(row, server, times, 1, REQUESTS)
         except (ValueError, ArithmeticError):
             continue
-        cards = (row.whole("tp", 1) or 1) * (row.whole("dp", 1) or 1)
+        cards, price = (row.whole("tp", 1) or 1) * (row.whole("dp", 1) or 1), prices.get(server.gpu.name)
         measured = dict(row.measured)
-        if "output" in measured:
-            measured["output a card"], said["output a card"] = measured["output"] / cards, said["output"] / cards
+        if price is not None:
+            for figures in (measured, said):
+                if rate := _rate(row, figures, measured):
+                    figures["cost"] = cards * price.usd_per_hour / rate
         predicted.append((row, said, measured))
     for (a, of_a, was_a), (b, of_b, was_b) in itertools.combinations(predicted, 2):
         if _set_up(a) == _set_up(b):
@@ -265,6 +287,7 @@ def _pairs(
                 continue
             said_ratio = of_a[metric] / of_b[metric] if of_b[metric] > 0 else 1.0
             found.append((said_ratio > 1) == (ratio > 1))
+            equal[metric] += not found[-1] and abs(said_ratio - 1) <= TIE
             if show and not found[-1]:
                 print(f"  {metric} measured {ratio:.2f}, predicted {said_ratio:.2f}: {a.name} against {b.name}")
 
