@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -51,10 +52,24 @@ def test_another_source_of_the_model_takes_the_place_of_the_first(tmp_path: Path
     assert params.load(two).model.path == "../../models/m"  # still the same folder
 
 
+def test_a_setting_changes_no_place_that_an_alias_repeats(tmp_path: Path) -> None:
+    text = (ROOT / "params/demo.yaml").read_text()
+    base = tmp_path / "base.yaml"
+    base.write_text(re.sub("(?m)^sweeps:$", f"sweeps:\n  one: &one {ONE}\n  two: *one", text))
+    (made,) = write_grid(base, ["sweeps.one.prompt_tokens=32"], tmp_path / "grid")
+    sweeps = params.load(made).sweeps
+    assert (sweeps["one"].prompt_tokens, sweeps["two"].prompt_tokens) == (32, 16)
+
+
+ONE = "{kind: concurrency, prompt_tokens: 16, output_tokens: 8, concurrency: [1]}"
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         (["hardwre.gpu=H200"], r"hardwre.gpu does not exist. In the place of hardwre there is run, title"),
+        (["load.seed=010"], r"--set load.seed, line 1: 010 is read as octal. Write 10"),
+        (["load.seed=" + ",".join(map(str, range(99))), "load.min_seconds=1,2,3,4,5,6"], "1,188 combinations"),
         (["hardware.gpu"], r"'hardware.gpu' is not a setting. Write KEY=A,B"),
         (["hardware.gpu=H20x"], r"H20x"),
         (["engines.vllm.max_num_seq=1"], r"unknown key engines.vllm.max_num_seq. Did you mean max_num_seqs"),

@@ -193,6 +193,10 @@ def test_conversations_whoever_wrote_them(tmp_path, key, said):
         (OWN.replace("0,100", "1700000000000,100"), "which is in milliseconds"),
         (OWN.replace("200", "9" * 30), "prompt_tokens is '9999"),
         (OWN.replace("200", "2_00"), "prompt_tokens is '2_00'"),
+        (OWN.replace("200", "٣"), "prompt_tokens is '٣'"),
+        ('{"prompt_tokens": 1, "output_tokens": 1, "prompt_tokens": 900}\n', "the key 'prompt_tokens' is there twice"),
+        ('{"timestamp": 0, "input_length": 5, "output_length": 5}\n'
+         '{"timestamp": 0.5, "input_length": 5, "output_length": 5}\n', "line 2: timestamp is 0.5: of a second, or of"),
         ('{"arrival_s": 0, "prompt_tokens": true, "output_tokens": 1}\n', "prompt_tokens is True"),
         ('{"arrival_s": 0, "prompt_tokens": 1, "output_tokens": 1, "session": [1]}\n', "session is [1]"),
         ('{"prompt_tokens": 1, "output_tokens": 1, "prefix": {}, "prefix_tokens": 1}\n', "prefix is {}"),

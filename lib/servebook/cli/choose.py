@@ -47,8 +47,9 @@ def main(
 
 def _check_ends(html: Path | None, write_params: Path | None, measured: Sequence[Path]) -> None:
     """Before the search: whether what is asked for can be written and read. Raises ServebookError."""
-    if html is not None and html.is_dir():
-        raise ServebookError("is a folder", f"--html {html}", "Give the name of a file")
+    if html is not None and html.exists() and not html.is_file():
+        what = "is a folder" if html.is_dir() else "is a device or a pipe"
+        raise ServebookError(what, f"--html {html}", "Give the name of a file")
     for folder in filter(None, [html and html.parent, write_params]):
         files.check_folder(folder)
     for folder in measured:

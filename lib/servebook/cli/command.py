@@ -151,14 +151,24 @@ def _preflight(options: argparse.Namespace) -> int:
 def _predict(options: argparse.Namespace) -> int:
     from . import predict as predict_cli
 
+    _writable(options.html)
     if options.html:
         return predict_cli.write_page(options.params, options.calibration, options.html)
     return predict_cli.main(options.params, options.calibration, as_json=options.json)
 
 
+def _writable(page: Path | None) -> None:
+    """Raises ServebookError where a page cannot be written, before anything is computed for it."""
+    from ..common import files
+
+    if page is not None:
+        files.check_file(page)
+
+
 def _score(options: argparse.Namespace) -> int:
     from . import score as score_cli
 
+    _writable(options.html)
     return score_cli.main(
         options.params, options.measured, engine=options.engine, workload=options.workload, html=options.html,
         as_json=options.json,
@@ -230,11 +240,12 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _post(options: argparse.Namespace) -> int:
-    from ..report.export import export_post
+    from ..report.export import export_post, known_generator
     from ..run.book import Book
     from ..run.replay import replay_run
     from ..run_folder.lock_and_signals import orderly_signals, single_run
 
+    known_generator(options.front_matter)
     book = Book.open(options.run) if options.run.is_file() else Book.at(options.run)
     post = book.files.notebooks / "08_post.ipynb"
     if not post.exists():
@@ -248,6 +259,7 @@ def _compare(options: argparse.Namespace) -> int:
     from ..report.compare import compare
 
     out = options.out or options.run_dirs[0].resolve().parent / "compare.html"
+    _writable(out)
     print(compare([d.resolve() for d in options.run_dirs], out))
     return 0
 

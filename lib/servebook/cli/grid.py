@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -13,8 +14,10 @@ import yaml
 
 from ..common import files
 from ..common.errors import ServebookError
-from ..config import params
+from ..config import params, yaml_nodes
 from ..hardware import catalog as hardware
+
+MOST_FILES = 512  # each is validated in a hundredth of a second, and measured in an hour
 
 
 def write_grid(base: Path, settings: Sequence[str], into: Path) -> list[Path]:
@@ -28,9 +31,11 @@ def write_grid(base: Path, settings: Sequence[str], into: Path) -> list[Path]:
     params.load(base)
     text = base.read_text(encoding="utf-8")
     axes = [_axis(s) for s in settings]
+    if (count := math.prod(len(choices) for _, choices in axes)) > MOST_FILES:
+        raise ServebookError(f"{count:,} combinations", "--set", f"At most {MOST_FILES}: give fewer values")
     made: dict[str, str] = {}
     for values in itertools.product(*(choices for _, choices in axes)):
-        data = yaml.safe_load(text)
+        data = _unshared(yaml.safe_load(text))
         notes = _left_out(data, axes, values)
         for (key, _), value in zip(axes, values, strict=True):
             _set(data, key, value)
@@ -56,15 +61,20 @@ def write_grid(base: Path, settings: Sequence[str], into: Path) -> list[Path]:
 
 def _axis(setting: str) -> tuple[list[str], list[Any]]:
     key, equals, values = setting.partition("=")
-    try:
-        choices = yaml.safe_load(f"[{values}]") if equals and values else []
-    except yaml.YAMLError:
-        choices = []
+    # as strict as a parameter file: 010 is not 8
+    choices = yaml_nodes.parse(f"[{values}]", f"--set {key}", "hardware.gpu=A100-80GB-SXM,H200")[1] if equals else []
     if not key or not choices:
         raise ServebookError(
             f"{setting!r} is not a setting", "--set", "Write KEY=A,B as in hardware.gpu=A100-80GB-SXM,H200"
         )
     return key.split("."), choices
+
+
+def _unshared(value: Any) -> Any:
+    """A copy in which what an alias repeats is written out: a setting changes the place that it names, and no other."""
+    if isinstance(value, dict):
+        return {k: _unshared(v) for k, v in value.items()}
+    return [_unshared(v) for v in value] if isinstance(value, list) else value
 
 
 def _set(data: dict[str, Any], key: list[str], value: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import json
 import math
 import os
@@ -34,19 +35,36 @@ def check_folder(folder: Path) -> None:
         raise ServebookError(error.what, str(folder), fix) from None
 
 
+def check_file(path: Path) -> None:
+    """Raises ServebookError where a file cannot be written: before the work, not after. Its folder is made."""
+    with contextlib.suppress(_Unwritten), writing(path):
+        raise _Unwritten
+
+
+class _Unwritten(Exception):
+    """Leaves `writing` before anything is written."""
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """A temporary file to write in the block; it replaces `path` when the block ends. The folder is created.
+    """A temporary file to write in the block; it replaces `path` when the block ends. The folder is created. A link
+    stays, and its target is replaced; a folder, a device and a pipe are not.
 
     On failure the old content is kept. Raises ServebookError if the file cannot be written.
     """
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    target = Path(os.path.realpath(path))
+    scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        if target.exists() and not target.is_file():
+            raise OSError(errno.EISDIR, "it is a folder" if target.is_dir() else "it is a device or a pipe")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch.touch()
         yield scratch
         with scratch.open("rb") as f:
             os.fsync(f.fileno())
-        scratch.replace(path)
+        scratch.replace(target)
     except OSError as error:
         raise ServebookError(
             f"cannot write ({error.strerror or error})",

@@ -59,12 +59,20 @@ def lines(text: str) -> Iterator[str]:
 def json_value(text: str, where: str, fix: str) -> Any:
     """A JSON text's value. Raises ServebookError."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_each_once)
     except ValueError as error:
         reason = str(error)
     except RecursionError:
         reason = "nested too deep"
     raise ServebookError(f"is not valid JSON ({reason})", where, fix)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(k for k in keys if keys.count(k) > 1)[:60]!r} is there twice")
+    return value
 
 
 def table(text: str, where: str) -> Iterator[tuple[int, dict[str, str]]]:

@@ -59,7 +59,7 @@ def rows(
     records: Iterable[tuple[int, Any]], form: str | None, path: Path, tokens_per_word: float, notes: list[str]
 ) -> Iterator[TraceRow]:
     """The requests of a file's lines; notes collects assumptions and omissions. Raises ServebookError."""
-    left_out = 0
+    left_out, named = 0, form is not None
     for line, record in records:
         where = f"{path}, line {line}"
         if not isinstance(record, Mapping):
@@ -72,6 +72,9 @@ def rows(
             yield from _conversation(record, line, where, tokens_per_word)
         elif form == "inference_perf":
             yield from _shared_prefix(record, line, where)
+        elif form == "mooncake" and not named and number(record, "timestamp", where) % 1:
+            what = f"timestamp is {record['timestamp']}: of a second, or of a millisecond as Mooncake's whole numbers?"
+            raise ServebookError(what, where, "Give the workload its format: timed is in seconds, mooncake in ms")
         elif form == "burstgpt" and str(record["Response tokens"]).strip() in ("0", "0.0"):
             left_out += 1
         else:
@@ -102,12 +105,17 @@ def number(record: Mapping[str, Any], key: str, where: str, least: float = -math
         value = math.nan if given is None or isinstance(given, bool) else float(given)
     except (TypeError, ValueError, OverflowError):
         value = math.nan
-    if not math.isfinite(value) or value < least or (isinstance(given, str) and "_" in given):
+    if not math.isfinite(value) or value < least or _odd(given):
         bound = "" if math.isinf(least) else f" of at least {least:g}"
         raise ServebookError(
             f"{key} is {repr(given)[:60]}" if given is not None else f"has no {key}", where, f"Write a number{bound}"
         )
     return value
+
+
+def _odd(given: Any) -> bool:
+    """Whether a number is written as Python alone reads it."""
+    return isinstance(given, str) and ("_" in given or not given.isascii())
 
 
 def count(record: Mapping[str, Any], key: str, where: str, least: int = 1) -> int:

@@ -26,6 +26,12 @@ ENGINES = ("hugo", "jekyll", "astro", "none")
 BLOCKS = {"p", "li", "h3", "h4", "h5", "caption", "pre", "summary"}
 
 
+def known_generator(front_matter: str) -> None:
+    """Raises ServebookError for a front matter that is not one of ENGINES."""
+    if front_matter not in ENGINES:
+        raise ServebookError(f"no front matter for {front_matter!r}", "--front-matter", f"Choose {', '.join(ENGINES)}")
+
+
 def export_post(run_dir: Path | str, post: Path | str, out: Path | str, *, front_matter: str = "hugo") -> Path:
     """Write the executed post notebook as Markdown with its figures and the social card; returns the Markdown's path.
 
@@ -35,8 +41,7 @@ def export_post(run_dir: Path | str, post: Path | str, out: Path | str, *, front
     """
     import nbformat
 
-    if front_matter not in ENGINES:
-        raise ServebookError(f"no front matter for {front_matter!r}", "front_matter", f"Choose {', '.join(ENGINES)}")
+    known_generator(front_matter)
     try:
         notebook = nbformat.read(post, as_version=4)
     except Exception as error:
