@@ -66,16 +66,16 @@ def vllm_priors(
     kv_reads = "fraction of the datasheet's bandwidth at which decode attention reads KV (aiconfigurator's tables)"
     kv = {"hopper": (0.91, 0.03), "blackwell": (0.87, 0.04)}.get(gpu.generation, (0.79, 0.05))
     stream, matmul, exposed, attention = (0.84, 0.05), (0.70, 0.10), (0.30, 0.10), (0.45, 0.10)
-    sequence = 5e-6, 3e-6
     if gpu.generation in ("hopper", "blackwell"):
         # warp-specialized kernels, from an H200's first run and its repeat. Decodes: 16 instead of 1 sequences of 8,192
         # tokens read 7.1 GB more KV in 1.6 ms; 64 instead of 1 of 512 tokens add at most 4 µs each beyond the KV reads.
         # Prefills: single prompts of 2,048 to 16,384 tokens take 42 ms of GEMMs per 2,048 tokens, and attention reaches
         # 52 % of dense peak
         stream, matmul, exposed, attention = (0.90, 0.03), (0.67, 0.08), (0.25, 0.08), (0.52, 0.05)
-        sequence = 1.5e-6, 1e-6
     if eight_bit:
         stream, matmul, exposed = (0.84, 0.04), (0.60, 0.08), (0.30, 0.10)
+    if gpu.generation == "ampere":
+        stream = min(AMPERE_STREAM, AMPERE_BYTES_PER_S / gpu.bytes_per_s), stream[1]
     if (capped := _sustained(gpu)) < matmul[0]:
         matmul, gemm = (capped, 0.15 * capped), "fraction of the peak that the board's power sustains (see _sustained)"
     return {
@@ -89,17 +89,38 @@ def vllm_priors(
         "host_slowness": Prior(1.0, 0.15, 0.4, 4.0, SLOWNESS),
         "capped_loss": Prior(*((0.075, 0.02) if gpu.generation == "hopper" else (0.0, 0.01)), 0.0, 0.3, cap),
         "decode_capped_loss": Prior(*decode_cap, 0.0, 0.4, decode_why),
-        "host_per_sequence_s": Prior(*sequence, 0.0, 1e-4, "scheduling and output handling per running request", "s"),
+        "host_per_sequence_s": _sampling(shape, gpu, stream[0]),
         **_frontend_priors(facts),
         **expert_priors(shape, layout),
         **links,
     }
 
 
+# Rate at which an A100's GEMMs of few rows read weights, at most: 0.765 of 2,039 GB/s, beside 7 µs per kernel, in the
+# tables of aiconfigurator 0.12 (vLLM 0.14, 1 to 16 rows, 107 matrices of over 25M weights). An A100-40 (1,555 GB/s) and
+# smaller Ampere cards are bound by their memory: the fraction of the datasheet's bandwidth is chosen with an A100-40's
+# TPOT at C = 1 in view
+AMPERE_BYTES_PER_S, AMPERE_STREAM = 1.56e12, 0.86
+
 # 16-bit TFLOP/s per watt of the board's cap that large GEMMs sustain: medians over GEMMs of 2,048 rows, 4,096 or wider,
 # in the tables of aiconfigurator 0.12 (vLLM 0.14 to 0.24): L40S 250 of 362 at 350 W, H100 821 of 989 at 700 W, A100
 # 278 of 312 at 400 W
 SUSTAINED_TFLOPS_PER_W = {"ada": 0.71, "hopper": 1.17, "ampere": 0.69}
+
+
+# Bytes that sampling reads and writes per sequence and vocabulary entry: 12 for greedy sampling (logits to fp32,
+# argmax), about 48 for random sampling (temperature, softmax, noise, division, argmax: vllm/v1/sample). Load generators
+# differ: `vllm bench serve` used to set temperature 0 and now leaves it to the model's generation_config. The prior is
+# the mean of the two
+SAMPLING_BYTES = 12, 48
+SEQUENCE_S = 0.5e-6  # of a sequence, independent of the vocabulary
+
+
+def _sampling(shape: ModelShape, gpu: Gpu, bandwidth_share: float) -> Prior:
+    """Seconds per sequence and step for sampling, which every rank does over the whole vocabulary. Measured beyond the
+    KV reads: at most 4 µs on an H200 (the prior is 1.6), about 35 on an L4 with 152,000 entries (the prior is 19)."""
+    low, high = (SEQUENCE_S + b * shape.vocab / (gpu.bytes_per_s * bandwidth_share) for b in SAMPLING_BYTES)
+    return Prior((low + high) / 2, (high - low) / 2, 0.0, 1e-4, "sampling the next token of a running request", "s")
 
 
 def _sustained(gpu: Gpu) -> float:
@@ -110,6 +131,17 @@ def _sustained(gpu: Gpu) -> float:
     return min(1.0, per_w * gpu.board_power_w / (gpu.bf16_tflops or gpu.fp16_tflops))
 
 
+# Seconds per layer in which its eleven kernels start and end without reading at full rate: 3 to 5 µs each, less at
+# higher clocks. Hopper: decode steps at C = 1 beyond reading the weights, of four 7B and 8B models with 28, 28, 32 and
+# 36 layers on H200s: 1.37, 1.42 (8 bits), 1.28 and 1.47 ms. Ada and Ampere: chosen with C = 1 on an L4 (0.5B, 24
+# layers), an A100 (7B, 28) and an A100-40 (8B, 32), and low loads on an RTX 4090 and an L40S in view; each of them gives
+# 30 to 55 µs
+LAYER_S = {"hopper": 35e-6, "blackwell": 30e-6, "ada": 40e-6, "blackwell_rtx": 40e-6}
+BEYOND_LAYERS_S = 0.0003
+# without CUDA graphs the gaps between a layer's eleven kernels are about 1.2 µs longer
+EAGER_GAPS_S = 13e-6
+
+
 def _host_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object], layout: Layout) -> dict[str, Prior]:
     """Priors of the host times in the engine's process: scheduling, and launching kernels."""
     # 11 kernels per layer; quantizing activations adds those that cannot be fused with a norm or activation (input of
@@ -117,13 +149,12 @@ def _host_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object], layou
     eight_bit = shape.activation_quantization_bytes > 0
     # tensor parallel: two all-reduces
     kernels = (11 + 2 * eight_bit + 2 * (layout.tensor > 1) + more_kernels(shape)) / 11
-    layer_s = kernels * {"hopper": 35e-6, "blackwell": 30e-6, "ada": 55e-6}.get(gpu.generation, 65e-6)
-    # time of decode steps at C = 1 beyond reading the weights, of four 7B and 8B models with 28, 28, 32 and 36 layers
-    # on H200s: 1.37, 1.42 (8 bits), 1.28 and 1.47 ms
-    host = (0.0003 if gpu.generation == "hopper" else 0.0004) + shape.layers * layer_s
+    eager_mode = facts.get("cuda_graphs", True) is False
+    layer_s = kernels * (LAYER_S.get(gpu.generation, 50e-6) + eager_mode * EAGER_GAPS_S)
+    host = BEYOND_LAYERS_S + shape.layers * layer_s
     # in a compiled step, quantization is fused with the norm or activation before it; an all-reduce is one more launch
     launches = (11 + eight_bit + (layout.tensor > 1) + more_kernels(shape)) / 11
-    alone = 0.00060 if facts.get("cuda_graphs", True) is False else 0.00068
+    alone = 0.00056 if eager_mode else 0.00068
     eager = "launching a layer's kernels one by one, bound by the host; 0.5 to 1 ms without CUDA graphs on an H200's"
     eager += " host, 0.56 in eager mode on an A100's (4-bit Qwen3-32B, 4 clients: TPOT 38.5 ms, GPU time 15 ms)"
     piecewise = "one graph per layer for all except the attention; from 128-token prompts on an H200"
