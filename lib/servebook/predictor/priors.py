@@ -134,8 +134,8 @@ def _sustained(gpu: Gpu) -> float:
 # Seconds per layer in which its eleven kernels start and end without reading at full rate: 3 to 5 µs each, less at
 # higher clocks. Hopper: decode steps at C = 1 beyond reading the weights, of four 7B and 8B models with 28, 28, 32 and
 # 36 layers on H200s: 1.37, 1.42 (8 bits), 1.28 and 1.47 ms. Ada and Ampere: chosen with C = 1 on an L4 (0.5B, 24
-# layers), an A100 (7B, 28) and an A100-40 (8B, 32), and low loads on an RTX 4090 and an L40S in view; each of them gives
-# 30 to 55 µs
+# layers), an A100 (7B, 28) and an A100-40 (8B, 32), and low loads on an RTX 4090 and an L40S in view; each of them
+# gives 30 to 55 µs
 LAYER_S = {"hopper": 35e-6, "blackwell": 30e-6, "ada": 40e-6, "blackwell_rtx": 40e-6}
 BEYOND_LAYERS_S = 0.0003
 # without CUDA graphs the gaps between a layer's eleven kernels are about 1.2 µs longer
