@@ -73,6 +73,16 @@ def test_eight_bit_weights_without_such_units_run_at_the_sixteen_bit_rate():
         ("A100-SXM4-80GB", "A100-80GB-SXM"),
         ("NVIDIA GeForce RTX 4090", "RTX-4090"),
         ("rtx 4090", "RTX-4090"),
+        ("4090", "RTX-4090"),
+        ("L40S-48GB", "L40S"),
+        ("A6000", "RTX-A6000"),
+        ("V100-32GB", "V100-32GB-SXM"),
+        ("h100 80gb sxm5", "H100-SXM"),
+        ("H200 141GB", "H200"),  # the one without a further word
+        ("h200-sxm", "H200"),
+        ("RTX PRO 6000 Blackwell", "RTX-PRO-6000"),
+        ("DGX Spark", "GB10"),
+        ("GB200 NVL72", "GB200"),
     ],
 )
 def test_names_people_and_drivers_use(given: str, name: str):
@@ -85,7 +95,8 @@ def test_names_people_and_drivers_use(given: str, name: str):
         ("A4O", "A40"),
         ("H100", "H100-PCIe or H100-SXM or H100-NVL"),
         ("H1000", "H100-PCIe or H100-SXM or H100-NVL"),
-        ("L40S-48GB", "L40S"),
+        ("A100 80GB", "A100-80GB-PCIe or A100-80GB-SXM"),
+        ("RTX 4090 D", "RTX-4090 or RTX-5090"),
         ("RTX-4091", "RTX-4090 or RTX-5090"),
     ],
 )

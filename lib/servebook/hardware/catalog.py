@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -98,6 +99,7 @@ class Entry(Strict):
     """A card of the catalog; units and meaning as in Gpu. nvml: the names that the driver gives it."""
 
     nvml: Annotated[list[str], Field(min_length=1)]
+    also: list[str] = Field(default_factory=list)
     fp16_tflops: Positive
     bf16_tflops: Positive | None
     fp8_tflops: Positive | None = None
@@ -128,16 +130,19 @@ class _Catalog(RootModel[dict[str, Entry]]):
     def _each_driver_name_once(self) -> _Catalog:
         owner: dict[str, str] = {}
         for name, entry in self.root.items():
-            for driver_name in entry.nvml:
+            for driver_name in (*entry.nvml, *entry.also):
                 if owner.setdefault(driver_name, name) != name:
                     raise unfit(f"{owner[driver_name]} and {name} both have the nvml name {driver_name!r}", "Keep one")
         return self
 
 
+MAKERS = {"nvidia", "amd", "instinct", "geforce", "tesla", "gpu", "hopper", "blackwell", "generation"}
+
+
 def read_catalog(text: str, where: str) -> dict[str, tuple[Gpu, tuple[str, ...]]]:
     """{name: (card, its driver's names)} of a catalog's text. Raises ServebookError with line, entry and key."""
     entries = strict_yaml.validate(text, _Catalog, where, example="the entries beside it").root
-    return {n: (Gpu(name=n, **e.model_dump(exclude={"nvml"})), tuple(e.nvml)) for n, e in entries.items()}
+    return {n: (Gpu(name=n, **e.model_dump(exclude={"nvml", "also"})), (*e.nvml, *e.also)) for n, e in entries.items()}
 
 
 @cache
@@ -162,6 +167,11 @@ def resolve(hardware: HardwareParams) -> Gpu:
     by_key |= {_key(n): gpu for gpu, names in _entries().values() for n in names}
     if _key(wanted) in by_key:
         return by_key[_key(wanted)]
+    words = _words(wanted)
+    having = [n for n, gpu in cards.items() if words <= _words(f"{n} {gpu.memory_sold_gb:g}GB")]
+    exactly = [n for n in having if _words(n) <= words]
+    if words and len(named := exactly or having) == 1:
+        return cards[named[0]]
     near = [n for n in cards if _key(n).startswith(_key(wanted))]
     begun = [
         k for k in {_key(n.split("-")[0]) for n in cards} if _key(wanted).startswith(k) and any(map(str.isdigit, k))
@@ -199,6 +209,13 @@ def _of_figures(f: HardwareFigures) -> Gpu:
         attention_backend=f.attention_backend or backend.get(str(f.generation), "unknown"),
         source=f.source,
     )
+
+
+def _words(name: str) -> frozenset[str]:
+    """Words of a card's name that tell it from others: `A100 80GB SXM4` and `a100-sxm-80g` have the same."""
+    words = re.findall(r"[a-z0-9]+", re.sub(r"(?<![a-z])(rtx|gtx)(?=\d)", r"\1 ", name.lower()))
+    plain = (re.sub(r"^(\d+)g$", r"\1gb", re.sub(r"^sxm\d$", "sxm", w)) for w in words)
+    return frozenset(w for w in plain if w not in MAKERS and not re.fullmatch(r"hbm\d\w?|\d+ai", w))
 
 
 def _key(name: str) -> str:
