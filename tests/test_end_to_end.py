@@ -227,7 +227,7 @@ def test_an_engine_that_dies_at_start_costs_its_own_points_only(tmp_path):
 MIXTURE = """
 run: mixture
 title: A tiny mixture of experts, served twice
-model: {config: tiny-qwen3-moe, weights: dummy, dtype: bfloat16}
+model: {config: tiny-qwen3-moe, weights: dummy, dtype: float32}
 hardware: {gpu: detect}
 engines:
   hf: {kind: naive, device: cpu}

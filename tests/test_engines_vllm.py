@@ -18,7 +18,7 @@ from servebook.config.params import RunParams
 from servebook.engines import vllm
 from test_engines_process import gone
 
-MODEL: dict[str, Any] = {"config": "tiny-qwen2", "weights": "dummy"}
+MODEL: dict[str, Any] = {"config": "tiny-qwen2", "weights": "dummy", "dtype": "float32"}
 
 
 def running(run: RunParams, name: str, run_dir: Path) -> engines.RunningEngine:

@@ -39,7 +39,7 @@ LOAD = "{warmup_requests: 1, min_requests: 8, max_requests: 40, min_seconds: 1.0
 PARAMS = """
 run: r
 title: Faults
-model: {{config: tiny-qwen2, weights: dummy}}
+model: {{config: tiny-qwen2, weights: dummy, dtype: float32}}
 hardware: {{gpu: detect}}
 engines: {{e: {engine}}}
 sweeps:

@@ -17,6 +17,8 @@ import pytest
 import yaml
 from servebook.cli import command as cli
 from servebook.common.errors import ServebookError
+from servebook.common.files import ROOT
+from servebook.config import params
 from servebook.config.params import RunParams
 from servebook.hardware import catalog as hardware
 from servebook.run import preflight
@@ -369,3 +371,15 @@ def test_a_check_that_breaks_does_not_hide_the_others(monkeypatch: pytest.Monkey
     disk, clock = preflight.run(None, None, None)
     assert disk.status == "warn" and "boom" in disk.detail and clock.status != "fail"
     assert "→" in preflight.text([disk])
+
+
+def test_bfloat16_on_a_processor_on_which_vllm_ends_is_a_warning():
+    def engines_of(dtype: str, flags: set[str]) -> tuple[Any, ...]:
+        text = (ROOT / "params/demo.yaml").read_text().replace("dtype: float32", f"dtype: {dtype}")
+        machine = preflight.Machine(params.loads(text), ROOT / "params", None)
+        machine.gpu, machine.cpu_flags = None, flags  # type: ignore[misc]
+        return preflight.needs.engines(machine)
+
+    status, told, fix = engines_of("bfloat16", {"avx2", "amx_tile"})
+    assert status == "warn" and "illegal instruction" in told and "float32" in fix
+    assert engines_of("float32", {"avx2", "amx_tile"})[0] == engines_of("bfloat16", {"avx2"})[0] == "ok"

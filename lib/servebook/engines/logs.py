@@ -39,6 +39,7 @@ FIXES = (
     ("not a valid model identifier", "Check the model's name, or log in for a gated one"),
     ("No module named", "Install it, or give the full path of the python that has it as the command's first word"),
     ("cannot find -lcuda", "Install the driver's development files or add its folder to LIBRARY_PATH"),
+    ("Fatal Python error: Illegal instruction", "Set model.dtype: float32 where the CPU has AMX"),
     ("Python.h", "Install the Python headers (python3-dev): a kernel is compiled at start"),
 )  # fmt: skip
 

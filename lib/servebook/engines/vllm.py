@@ -173,6 +173,7 @@ def environment(m: ModelParams, engine: VllmEngine, on_cpu: bool) -> dict[str, s
     env = server_environment(m)
     env |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     env.setdefault("VLLM_HOST_IP", "127.0.0.1")  # its processes communicate on this machine only
+    env.setdefault("PYTHONFAULTHANDLER", "1")  # its log says why a process ended that a signal killed
     env.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it accepts whole GiB only, and would override the flag
     if on_cpu and _one_worker(engine):
         # Scheduler and worker share one process. With two processes, vLLM's default on the CPU, torch and vLLM are

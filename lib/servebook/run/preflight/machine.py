@@ -71,6 +71,15 @@ class Machine:
         return None
 
     @cached_property
+    def cpu_flags(self) -> set[str]:
+        """The processor's features, as Linux names them; empty where it does not tell."""
+        try:
+            found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+        except OSError:
+            return set()
+        return set(found[1].split()) if found else set()
+
+    @cached_property
     def nvcc(self) -> Path | None:
         homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
         found = [Path(h) / "bin/nvcc" for h in homes if h and (Path(h) / "bin/nvcc").exists()]

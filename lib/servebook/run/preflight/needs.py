@@ -62,7 +62,22 @@ def engines(m: Machine) -> Finding:
         status: Status = "fail" if len(cannot) == len(m.params.engines) else "warn"
         told = "; ".join(f"{name}: {why}" for name, why in cannot.items())
         return status, told, "The run goes on with the other engines" if status == "warn" else "Use another engine"
+    if dies := _dies_on_this_cpu(m):
+        return (
+            "warn",
+            f"{dies}: vLLM's attention in bfloat16 ends with an illegal instruction",
+            "Set model.dtype: float32",
+        )
     return "ok", ", ".join(m.params.engines)
+
+
+def _dies_on_this_cpu(m: Machine) -> str:
+    """Why vLLM may end at its first requests: with bfloat16, vLLM 0.32 on a Xeon with AMX (model 207) ended in
+    cpu_attention_with_kv_cache within a few requests of nearly every start, with float32 never."""
+    if m.params is None or m.gpu is not None or m.params.model.dtype != "bfloat16" or "amx_tile" not in m.cpu_flags:
+        return ""
+    vllm = any(isinstance(e, params.VllmEngine) for e in m.params.engines.values())
+    return "this processor has AMX" if vllm else ""
 
 
 def hub_folder(hub: str) -> Path:
