@@ -39,7 +39,7 @@ def run(checkout: Path, example: str) -> str:
     env = {**outside, "PYTHONPATH": str(checkout / "lib"), "GIT_CEILING_DIRECTORIES": str(checkout.parent)}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", EXAMPLES[example]], cwd=checkout, env=env, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, timeout=400,
+        stderr=subprocess.STDOUT, timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     return done.stdout

@@ -26,7 +26,7 @@ QUICK = {  # the demo with fewer and shorter points: old → new
 }
 
 
-def servebook(*args, outputs, cwd=ROOT, timeout=600):
+def servebook(*args, outputs, cwd=ROOT, timeout=1800):
     return subprocess.run(
         [sys.executable, "-m", "servebook.cli", *args],
         cwd=cwd,
@@ -200,7 +200,7 @@ def test_a_notebook_also_runs_by_hand_through_nbconvert(finished, tmp_path, wher
         env={**os.environ, "SERVEBOOK_OUTPUTS": str(run.parent)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr[-2000:]
 

@@ -134,7 +134,7 @@ def test_real_vllm_serves_and_leaves_nothing(tmp_path: Path) -> None:
         facts = engine.facts
         assert facts["version"] and facts["max_model_len"] == 1024 and facts["max_num_batched_tokens"] == 256
         assert facts["kv_cache_tokens"] > 1024 and facts["prefix_caching"] is True and facts["block_size"]
-        connection = http.client.HTTPConnection(engine.url.removeprefix("http://"), timeout=60)
+        connection = http.client.HTTPConnection(engine.url.removeprefix("http://"), timeout=300)
         body = {"model": engine.model, "prompt": [300] * 20, "max_tokens": 5, "ignore_eos": True}
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         usage = json.loads(connection.getresponse().read())["usage"]

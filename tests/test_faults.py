@@ -377,7 +377,7 @@ def test_out_of_memory_at_start_is_one_line(tmp_path: Path, book_of: Callable[..
     )
     done = subprocess.run(
         [sys.executable, "-c", program, "serve", str(write_params(tmp_path, NAIVE)), "--engine", "e"],
-        capture_output=True, text=True, timeout=90, cwd=ROOT, env={**os.environ},
+        capture_output=True, text=True, timeout=300, cwd=ROOT, env={**os.environ},
     )  # fmt: skip
     assert done.returncode == 1 and done.stdout == ""
     assert len(done.stderr.splitlines()) == 1 and "engines.e: ended at start" in done.stderr, done.stderr

@@ -48,7 +48,7 @@ def test_published_points_are_predicted_from_c_1_alone(run, bars):
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     errors = {(s["engine"], s["metric"]): s["mean_abs_error"] for s in json.loads(done.stdout)["scored"]}
@@ -79,7 +79,7 @@ def test_capacity_says_what_meets_the_service_level():
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     carried = {(r["engine"], r["case"]): r["by_rate"] for r in json.loads(done.stdout)}

@@ -59,7 +59,7 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
         pytest.skip("axe-core needs npm, or AXE_CORE=path/to/axe.min.js")
     folder = tmp_path_factory.mktemp("axe")
     command = [npm, "install", "--no-audit", "--no-fund", "--silent", "--prefix", str(folder), AXE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if done.returncode:
         pytest.skip(f"npm could not fetch {AXE}: {done.stderr[-200:]}")
     return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text()

@@ -29,7 +29,7 @@ def pins(lock: Path) -> dict[str, str]:
 def make(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
     return subprocess.run(
-        ["make", *arguments], cwd=cwd, env={**clean, **env}, capture_output=True, text=True, timeout=60
+        ["make", *arguments], cwd=cwd, env={**clean, **env}, capture_output=True, text=True, timeout=300
     )
 
 
@@ -103,7 +103,7 @@ def test_a_model_is_read_with_the_base_dependencies_alone() -> None:
         f"import sys; sys.modules.update(dict.fromkeys({missing!r}))\n"
         "from servebook.cli.command import main\nsys.exit(main(['model', 'tiny-qwen2', '--gpu', 'H200']))"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and "KV" in done.stdout, done.stderr
 
 
@@ -179,5 +179,5 @@ def test_notebooks_get_this_environments_python(tmp_path: Path) -> None:
     )
     env = {**os.environ, "HOME": str(tmp_path), "JUPYTER_PREFER_ENV_PATH": "1"}
     env.pop("JUPYTER_PATH", None), env.pop("JUPYTER_DATA_DIR", None)
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == sys.executable, done.stderr

@@ -541,7 +541,7 @@ SMALL = ["--prompt-tokens", "16", "--output-tokens", "8", "--requests", "4", "--
 def command(server: RawServer, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own: where what it writes to, or its environment, is what matters."""
     argv = [sys.executable, "-m", "servebook.cli", "measure", "--url", server.url, *SMALL, *options]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, env={**os.environ, **env}, check=False)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=300, env={**os.environ, **env}, check=False)
 
 
 @dataclass

@@ -21,7 +21,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("traffic")
     done = subprocess.run(
         [sys.executable, "-m", "servebook.cli", "run", "params/traffic-demo.yaml"],
-        cwd=ROOT, env={**os.environ, "SERVEBOOK_OUTPUTS": str(folder)}, capture_output=True, text=True, timeout=900,
+        cwd=ROOT, env={**os.environ, "SERVEBOOK_OUTPUTS": str(folder)}, capture_output=True, text=True, timeout=1800,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return folder / "traffic-demo"
