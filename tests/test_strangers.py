@@ -195,7 +195,7 @@ def test_a_probe_that_never_ends_is_not_listened_to() -> None:
             await x.writer.drain()
             await asyncio.sleep(0.001)
 
-    with RawServer(post).running() as server, pytest.raises(ServebookError, match="2 tokens goes on after 65"):
+    with RawServer(post).running() as server, pytest.raises(ServebookError, match=r"2 tokens goes on after \d+"):
         measure(server)
     assert server.measured == 0
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
 import time
 from email.utils import formatdate
 from pathlib import Path
@@ -23,7 +25,8 @@ from servebook.load import metrics
 from servebook.load.client import Reply, _retry_after_s, _was_stale, now
 from servebook.load.point import measure_point_sync
 from servebook.load.window import Rule
-from test_strangers import here, measure, ordinary
+from servebook.run_folder.lock_and_signals import single_run
+from test_strangers import SMALL, here, measure, ordinary
 
 # --- a wrong figure ---------------------------------------------------------------------------------------------
 
@@ -282,3 +285,39 @@ def test_a_model_of_a_billion_layers_is_refused_and_not_made(
     (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 512, "intermediate_size": 128}))
     assert main(["model", str(tmp_path)]) == 1
     assert "num_hidden_layers is 1000000000. At most 2048" in capsys.readouterr().err
+
+
+# --- where results go ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("closed", [(0,), (0, 1, 2)])
+def test_closed_standard_streams_cost_no_point(closed: tuple[int, ...], tmp_path: Path) -> None:
+    """As under cron, or after `<&-`: libuv ends a process whose event loop has one of their numbers."""
+    argv = [sys.executable, "-m", "servebook.cli", "measure", *SMALL, "--json", str(tmp_path / "m.json"), "--url"]
+    with RawServer(ordinary).running() as server:
+        script = 'exec "$@" ' + " ".join(f"{n}>&-" for n in closed)
+        ended = subprocess.run(["bash", "-c", script, "x", *argv, server.url], timeout=60, check=False)
+    assert ended.returncode == 0 and json.loads((tmp_path / "m.json").read_text())["requests"] == 4
+
+
+def test_json_to_a_closed_stream_is_refused_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "__stdout__", None)
+    with RawServer(ordinary).running() as server:
+        told = here(server, "--json", "-")
+    assert told.returncode == 1 and "it is closed" in told.stderr and server.asked == []
+
+
+def test_a_point_that_was_measured_into_the_folder_before_is_kept(tmp_path: Path) -> None:
+    with RawServer(ordinary).running() as server:
+        first = here(server, "--out", str(tmp_path), "--seed", "1")
+        second = here(server, "--out", str(tmp_path), "--seed", "2")
+    now_there, before = tmp_path / "requests/measure/server/c0001.json", "c0001.json.old1"
+    assert "was measured here before" not in first.stdout
+    assert f"c0001 was measured here before: kept as {now_there.with_name(before)}" in second.stdout
+    assert [json.loads(p.read_text())["seed"] for p in (now_there, now_there.with_name(before))] == [2, 1]
+
+
+def test_two_measurements_into_one_folder_are_one_after_the_other(tmp_path: Path) -> None:
+    with RawServer(ordinary).running() as server, single_run(tmp_path):
+        told = here(server, "--out", str(tmp_path))
+    assert told.returncode == 1 and "another run is writing here" in told.stderr and server.asked == []

@@ -36,6 +36,8 @@ class JsonFile:
         descriptor = _descriptor(str(path))
         self.on_stdout = descriptor == 1
         try:
+            if descriptor in (1, 2) and (sys.__stdout__, sys.__stderr__)[descriptor - 1] is None:
+                raise OSError(errno.EBADF, "it is closed")
             if descriptor is not None:
                 self._pipe = os.fdopen(os.dup(descriptor), "w", encoding="utf-8")
             elif path.exists() and not path.is_file():

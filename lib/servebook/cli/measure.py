@@ -23,6 +23,7 @@ from ..load.point import measure_ramp_sync
 from ..load.selfcheck import self_check
 from ..load.stream import one_line
 from ..run_folder import results
+from ..run_folder.lock_and_signals import single_run
 from . import measure_options
 from .json_file import JsonFile
 
@@ -51,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         with contextlib.ExitStack() as ending:
             if o.out:
                 files.check_folder(o.out)
+                ending.enter_context(single_run(o.out))
             if o.json:  # after the folder: it may have the same name
                 run.json = JsonFile(o.json)
                 ending.callback(run.json.close)
@@ -75,6 +77,7 @@ class _Run:
         self.points: list[MeasuredPoint] = []
         self.json: JsonFile | None = None
         self.guessed_of = 0  # models that the server listed, if none was given
+        self.set_aside: list[str] = []  # what is told of earlier points in the same folder
         self.pipe_closed = False  # the reader of the output has gone
         self.load = Load(
             jitter_s=o.jitter, max_seconds=o.max_seconds, request_timeout_s=o.timeout,
@@ -104,6 +107,8 @@ class _Run:
                         point, client_added_ttft_s=added.ttft_s, client_added_tpot_s=added.tpot_s
                     )
                 if o.out:
+                    if earlier := results.set_aside(o.out, point):
+                        self.set_aside.append(f"{point.point_id} was measured here before: kept as {earlier}")
                     results.write_point(o.out, point)
                 self.points.append(point)
             self._keep()
@@ -127,6 +132,9 @@ class _Run:
                 if position == 0:
                     print(_measured(self.points[0], self.guessed_of), file=out)
                 _print(self.points[position], header=position == 0, out=out)
+            for line in self.set_aside:
+                print(f"{'':9}  {line}", file=out)
+            self.set_aside.clear()
         except BrokenPipeError:  # results are still stored
             self.pipe_closed = True
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115

@@ -40,7 +40,7 @@ _REFUSED_IDS = (
 )
 
 
-MOST_READS = 64  # reads of an answer of two tokens
+MOST_EVENTS = 64  # of an answer of two tokens
 
 
 class ShortStream(TokenStream):
@@ -50,9 +50,9 @@ class ShortStream(TokenStream):
     __slots__ = ()
 
     def feed(self, data: bytes, now: float) -> None:
-        """As TokenStream.feed, until there have been far more reads than two tokens need."""
+        """As TokenStream.feed, until there have been far more events than two tokens need."""
         super().feed(data, now)
-        if len(self.times) > MOST_READS and not self.over:
+        if self.events > MOST_EVENTS and not self.over:
             self.fault = f"its answer to a request of 2 tokens goes on after {self.events}"
             self._end()
 

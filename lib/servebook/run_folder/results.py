@@ -134,6 +134,18 @@ def write_point(run_dir: Path, point: MeasuredPoint) -> Path:
     return path
 
 
+def set_aside(run_dir: Path, point: MeasuredPoint) -> Path | None:
+    """Rename the file of an earlier measurement of the same load, so that it is kept; None if there is none."""
+    path = point_path(run_dir, *point.key)
+    if not path.exists():
+        return None
+    kept = path.with_name(f"{path.name}{OLD}{len(list(path.parent.glob(f'{path.name}{OLD}*'))) + 1}")
+    try:
+        return path.replace(kept)
+    except OSError as error:
+        raise _write_fault(error, path) from None
+
+
 def read_point_file(path: Path) -> MeasuredPoint | None:
     """The point in a file; None if there is no file or it holds another JSON value."""
     stored = files.read_json(path)
