@@ -32,6 +32,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import public_points
 from bench_public import MOST, OWN, Bench
@@ -157,7 +158,7 @@ def _published(folder: Path) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {"ttft_s": [], "tpot_s": []}
     tools = public_points.tools(folder, OWN)
     for members in public_points.setups(public_points.read(folder)).values():
-        bench = Bench(members, folder, tools)
+        bench = Bench(members, folder, known)
         for row, server in bench.usable:
             learned = bench.prior(row, server)
             try:
@@ -214,8 +215,8 @@ def _judged(book: Book, found: dict[str, list[float]]) -> None:
 
 def public(folder: Path, show: bool) -> bool:
     """The pairs of a table of published points."""
-    rows = public_points.read(folder)
-    tools = public_points.tools(folder, OWN)
+    known = public_points.sources(folder, OWN)
+    rows = public_points.read(folder, known)
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         public_points.take_figures(row)
@@ -226,7 +227,7 @@ def public(folder: Path, show: bool) -> bool:
     equal: dict[str, int] = dict.fromkeys(right, 0)
     for members in groups.values():
         if len({_set_up(row) for row in members}) > 1:
-            _pairs(members, folder, tools, right, equal, show)
+            _pairs(members, folder, known, right, equal, show)
     total = [ok for found in right.values() for ok in found]
     for metric, found in right.items():
         share = sum(found) / len(found) if found else 0.0
@@ -254,14 +255,14 @@ def _set_up(row: Row) -> tuple[str, ...]:
 def _pairs(
     members: Sequence[Row],
     folder: Path,
-    tools: dict[str, str],
+    known: Mapping[str, Mapping[str, Any]],
     right: dict[str, list[bool]],
     equal: dict[str, int],
     show: bool,
 ) -> None:
     """The pairs of one load, each set-up predicted once."""
     prices = list_prices()
-    bench = Bench(members, folder, tools)
+    bench = Bench(members, folder, known)
     predicted = []
     for row, server in bench.usable:
         try:

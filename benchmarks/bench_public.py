@@ -80,9 +80,10 @@ def figures(server: PredictedServer, times: Times, load: Traffic, p50: bool) -> 
 class Bench:
     """One server of a table: its rows, from the datasheet and calibrated."""
 
-    def __init__(self, rows: Sequence[Row], folder: Path, tools: Mapping[str, str]) -> None:
+    def __init__(self, rows: Sequence[Row], folder: Path, known: Mapping[str, Mapping[str, Any]]) -> None:
         self.folder, self.failed, self.ruled_out, self.unlearned = folder, list[str](), list[str](), list[str]()
-        self.untold = tools.get(rows[0].cells.get("source", ""), "").lower().startswith("not told")
+        tool = known.get(rows[0].cells.get("source", ""), {}).get("tool", "")
+        self.untold = str(tool).lower().startswith("not told")
         self.usable = [(row, server) for row in rows if (server := self._server(row)) is not None]
 
     def _server(self, row: Row) -> PredictedServer | None:
@@ -190,9 +191,9 @@ def _one_line(error: BaseException) -> str:
     return text if isinstance(error, ServebookError) else f"{type(error).__name__}: {text}"
 
 
-def _bench(job: tuple[list[Row], Path, dict[str, str], Sequence[str]]) -> tuple[list[Score], Named]:
-    rows, folder, tools, stages = job
-    bench = Bench(rows, folder, tools)
+def _bench(job: tuple[list[Row], Path, dict[str, dict[str, Any]], Sequence[str]]) -> tuple[list[Score], Named]:
+    rows, folder, known, stages = job
+    bench = Bench(rows, folder, known)
     scores = bench.run(stages)
     named = {"failed": bench.failed, "ruled_out": bench.ruled_out, "unlearned": bench.unlearned}
     return scores, {k: list(dict.fromkeys(v)) for k, v in named.items()}
@@ -282,13 +283,13 @@ def main() -> int:
     args = parser.parse_args()
     stages, begun = args.stages.split(","), time.monotonic()
     try:
-        rows = public_points.read(args.data)
+        known = public_points.sources(args.data, OWN)
+        rows = public_points.read(args.data, known)
     except ServebookError as error:
         print(error, file=sys.stderr)
         return 1
     rows = [r for r in rows if r.cells.get("v1", "1") != "0" and args.source in r.cells.get("source", "")]
-    tools = public_points.tools(args.data, OWN)
-    jobs = [(group, args.data, tools, stages) for group in public_points.setups(rows).values()]
+    jobs = [(group, args.data, known, stages) for group in public_points.setups(rows).values()]
     scores: list[Score] = []
     named: Named = {"failed": [], "ruled_out": [], "unlearned": []}
     with ProcessPoolExecutor(max(args.jobs, 1)) as pool:

@@ -1,8 +1,12 @@
 """Rows of a table of published points (the form of outputs/published/public/points.csv) as servers and loads.
 
-Lengths: "fixed"; "random A-B %" of a nominal value whose mean the row gives; "output to EOS (mean M)" or "(max M)",
-which varies as answers do; "± P %". Where the table's sources.json says that a source does not tell its tool, "fixed"
-is what nobody told, and ±10 % is taken: equal lengths keep clients in lockstep, which no such source shows.
+Lengths: "fixed"; "equal", which the source tells; "random A-B %" of a nominal value whose mean the row gives; "output to
+EOS (mean M)" or "(max M)", which varies as answers do; "± P %". Where the table's sources.json says that a source does
+not tell its tool, "fixed" is what nobody told, and ±10 % is taken: equal lengths keep clients in lockstep.
+
+What a source tells of its runs beside its table stands in sources.json, as `told`: [{"where": {column: cell}, "cells":
+{column: cell}, "why": ...}]. Rows that match get these cells before anything is predicted. A number may be a sum of
+columns and numbers ("prompt_tokens + concurrency + 1500").
 """
 
 from __future__ import annotations
@@ -92,8 +96,8 @@ class Row:
         return self.number("concurrency") or self.number("rate_per_s") or self.number("num_prompts") or math.inf
 
 
-def read(folder: Path) -> list[Row]:
-    """Raises ServebookError where there is no table."""
+def read(folder: Path, known: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    """The table's rows, with what sources() knows of them. Raises ServebookError where there is no table."""
     path = folder / "points.csv"
     if not path.is_file():
         raise ServebookError("there is no points.csv", str(folder), "Give the folder of a table of published points")
@@ -101,6 +105,7 @@ def read(folder: Path) -> list[Row]:
     with path.open(encoding="utf-8", newline="") as f:
         for cells in csv.DictReader(f):
             row = Row({k: v or "" for k, v in cells.items() if k})
+            take_told(row, known)
             rows.append(row)
     return rows
 
@@ -113,18 +118,36 @@ def take_figures(row: Row) -> None:
             row.measured[metric] = value * scale
 
 
-def tools(folder: Path, own: Path) -> dict[str, str]:
-    """What each source says of its tool, from the table's sources.json and the one that is kept here."""
-    found: dict[str, str] = {}
-    for path in (own / "sources.json", folder / "sources.json"):
+def sources(folder: Path, own: Path) -> dict[str, dict[str, Any]]:
+    """What is known of each source, from the sources.json that is kept here and the table's own."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in dict.fromkeys((own.resolve() / "sources.json", folder.resolve() / "sources.json")):
         if path.is_file():
             try:
-                sources = json.loads(path.read_text(encoding="utf-8"))
+                read_in = json.loads(path.read_text(encoding="utf-8"))
             except ValueError:
                 continue  # says nothing
-            for name, source in sources.items() if isinstance(sources, dict) else ():
-                found[name] = str(source.get("tool", "")) if isinstance(source, dict) else ""
+            for name, source in read_in.items() if isinstance(read_in, dict) else ():
+                if isinstance(source, dict):
+                    found[name] = found.get(name, {}) | source
     return found
+
+
+def take_told(row: Row, known: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give the row the cells that its source tells beside its table."""
+    cells = dict(row.cells)
+    for told in known.get(cells.get("source", ""), {}).get("told", ()):
+        if all(row.cells.get(k, "") == v for k, v in told.get("where", {}).items()):
+            cells |= {k: _sum(str(v), row.cells) for k, v in told["cells"].items()}
+    row.cells = cells
+
+
+def _sum(text: str, cells: Mapping[str, str]) -> str:
+    """The cell itself, or the sum of columns and numbers that it gives."""
+    if "+" not in text:
+        return text
+    terms = [cells.get(term.strip(), term.strip()) for term in text.split("+")]
+    return f"{sum(map(float, terms)):g}"
 
 
 def shape_of(row: Row, folder: Path) -> ModelShape:
@@ -200,6 +223,8 @@ def facts_of(row: Row) -> dict[str, Any]:
         facts["cuda_graphs"] = False
     if c.get("vllm"):
         facts["version"] = c["vllm"]
+    if c.get("async_scheduling"):
+        facts["async_scheduling"] = _true(c["async_scheduling"])
     return facts
 
 
@@ -226,7 +251,7 @@ def prompts_of(row: Row, count: int, untold: bool, seed: int = 1) -> list[Prompt
             p, o = between(prompt, 1 - s, 1 + s), between(output, 1 - s, 1 + s)
         elif "eos" in how:
             p, o = round(prompt), _answer(output, int(most[1]) if most else None, rng)
-        elif how not in ("fixed", ""):
+        elif how not in ("fixed", "equal", ""):
             p, o = round(rng.gammavariate(2, prompt / 2)) or 1, round(rng.gammavariate(2, output / 2)) or 1
         else:
             p, o = round(prompt), round(output)

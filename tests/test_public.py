@@ -9,7 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from servebook.predictor.simulated_clients import Prompt
+
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import public_points  # noqa: E402
+
 KEPT = ROOT / "outputs" / "published" / "public"
 
 
@@ -58,3 +64,23 @@ def test_a_folder_without_a_table_is_one_line(tmp_path):
     env = os.environ | {"PYTHONPATH": f"{ROOT / 'lib'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run(bench, capture_output=True, text=True, env=env)
     assert done.returncode == 1 and "there is no points.csv" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_what_a_source_tells_beside_its_table_is_taken(tmp_path):
+    told = {
+        "where": {"gpu": "L4"}, "why": "its script",
+        "cells": {"lengths": "equal", "max_num_batched_tokens": "prompt_tokens + concurrency + 1500", "hit_share": "1"},
+    }  # fmt: skip
+    (tmp_path / "sources.json").write_text(json.dumps({"one": {"tool": "not told", "told": [told]}}))
+    cells = {"source": "one", "gpu": "L4", "concurrency": "8", "prompt_tokens": "512", "output_tokens": "16"}
+    with (tmp_path / "points.csv").open("w", newline="") as f:
+        table = csv.DictWriter(f, [*cells, "lengths", "hit_share"])
+        table.writeheader()
+        table.writerows([cells, cells | {"gpu": "T4"}, cells | {"source": "another"}])
+    known = public_points.sources(tmp_path, KEPT)
+    row, *others = public_points.read(tmp_path, known)
+    assert row.whole("max_num_batched_tokens") == 2020
+    assert public_points.prompts_of(row, 2, True) == [Prompt(512, 16, 512)] * 2  # known to be equal
+    for other in others:
+        assert other.whole("max_num_batched_tokens") is None and other.cells["hit_share"] == ""
+    assert known["wmx-l4"]["tool"] == "vllm bench serve"  # those kept here are known too

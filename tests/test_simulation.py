@@ -242,3 +242,19 @@ def test_arrivals_keep_their_rate(kind):
 def test_the_time_limit_cuts_a_point_off():
     r = simulate(SchedulerConfig(), Times(), Traffic([Prompt(16, 11)], concurrency=1, requests=1000, max_seconds=5.0))
     assert not r.complete and 20 < len(r.requests) < 30 and r.wall_s <= 5.0
+
+
+def test_only_an_engine_that_waited_launches_as_idle():
+    """Without asynchronous scheduling no step is queued when the next is launched: the engine ran all the same."""
+    seen = []
+
+    class Noted(Times):
+        def launch(self, tokens, idle):
+            seen.append(idle)
+            return 0.0
+
+    for asynchronous in (True, False):
+        seen.clear()
+        load = Traffic([Prompt(64, 4)], arrivals_s=[0.0, 0.01, 9.0], requests=3, finite=True)
+        simulate(SchedulerConfig(async_scheduling=asynchronous), Noted(), load)
+        assert seen == [True, False, True]

@@ -237,6 +237,7 @@ class _Engine:
         self.ready: list[tuple[float, int, Request]] = []  # requests past the front end
         self.waited: set[int] = set()  # ids of requests that already waited for the API server's loop
         self.now = self.gpu_free = self.frontend_free = 0.0
+        self.idle = True  # nothing ran since the last step
         self.gauge = Gauge()
         self.log: list[LogEntry] | None = [] if log else None
 
@@ -252,6 +253,7 @@ class _Engine:
                     continue
             elif not queue:
                 self.now = self.ready[0][0] if self.ready else math.inf
+                self.idle = True
                 continue
             self._fetch(*queue.popleft())
         wall_s = min(self.now, limit)
@@ -323,7 +325,7 @@ class _Engine:
                 tokens += new
                 if r.scheduled_s < 0:
                     r.scheduled_s = start
-            self.now += times.launch(tokens, idle=not self.queue)  # overlaps with the step still on the GPU
+            self.now += times.launch(tokens, idle=self.idle)  # overlaps with the step still on the GPU
             seconds, draw = times.mixed(step)
             capped = seconds * (times.slowdown(self.power.drawn) - 1)
         else:
@@ -332,6 +334,7 @@ class _Engine:
             draw = times.decode_draw(step.decodes, step.kv_tokens, seconds)
         done = start + seconds + capped
         self.power.step(draw, start, done)
+        self.idle = False
         self.gpu_free = max(done, self.now) if step.chunks else done
         if self.log is not None:
             chunks = tuple((r.id, n, before, s) for r, n, before, s in step.chunks)
