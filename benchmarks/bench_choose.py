@@ -156,8 +156,8 @@ def probabilities(folder: Path) -> bool:
 def _published(folder: Path) -> dict[str, list[float]]:
     """The probability, from the datasheet, of staying below what each row of a table measured."""
     found: dict[str, list[float]] = {"ttft_s": [], "tpot_s": []}
-    tools = public_points.tools(folder, OWN)
-    for members in public_points.setups(public_points.read(folder)).values():
+    known = public_points.sources(folder, OWN)
+    for members in public_points.setups(public_points.read(folder, known)).values():
         bench = Bench(members, folder, known)
         for row, server in bench.usable:
             learned = bench.prior(row, server)

@@ -1,8 +1,8 @@
 """Rows of a table of published points (the form of outputs/published/public/points.csv) as servers and loads.
 
-Lengths: "fixed"; "equal", which the source tells; "random A-B %" of a nominal value whose mean the row gives; "output to
-EOS (mean M)" or "(max M)", which varies as answers do; "± P %". Where the table's sources.json says that a source does
-not tell its tool, "fixed" is what nobody told, and ±10 % is taken: equal lengths keep clients in lockstep.
+Lengths: "fixed"; "equal", which the source tells; "random A-B %" of a nominal value whose mean the row gives; "output
+to EOS (mean M)" or "(max M)", which varies as answers do; "± P %". Where the table's sources.json says that a source
+does not tell its tool, "fixed" is what nobody told, and ±10 % is taken: equal lengths keep clients in lockstep.
 
 What a source tells of its runs beside its table stands in sources.json, as `told`: [{"where": {column: cell}, "cells":
 {column: cell}, "why": ...}]. Rows that match get these cells before anything is predicted. A number may be a sum of
