@@ -111,7 +111,7 @@ def wins_if(choice: Choice, c: Candidate, own_room: float) -> str:
         limit, percentile = choice.limits[tight]
         reach = c.judged.reach(tight, choice.space.confidence)
         if reach > limit:
-            changes.append(f"a {name(tight)} p{percentile:g} limit of {reach:.3g} s instead of {limit:g} s")
+            changes.append(f"{name(tight)} p{percentile:g} within {reach:.3g} s instead of {limit:g} s")
         else:
             changes.append(f"a confidence of {c.judged.probability:.0%}")
     if not changes:
