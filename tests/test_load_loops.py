@@ -19,11 +19,11 @@ from servebook.common.measured_point import MeasuredPoint
 from servebook.config.arrivals import schedule
 from servebook.config.params import Load, Slo
 from servebook.load import PointSpec, measure_point, measure_point_sync, measure_ramp_sync, summary
-from servebook.load.client import Client, Reply
+from servebook.load.client import Client, Reply, now
 from servebook.load.point import rule_of
 from servebook.load.prompts import Bodies, Prompts
 from servebook.load.summary import running_of, waiting_of
-from servebook.load.window import Rule
+from servebook.load.window import PointProgress, Rule
 from servebook.run_folder import results
 
 TOKENS = 16
@@ -477,3 +477,19 @@ def test_many_long_prompts_of_a_large_vocabulary_come_from_one_table(monkeypatch
     monkeypatch.setattr(json, "dumps", lambda *_, **__: pytest.fail("a body is encoded as JSON"))
     monkeypatch.setattr(bodies.prompts, "vocab", Size())
     assert sum(len(bodies(i)) for i in range(5)) > 5 * 20000 * 4
+
+
+@pytest.mark.parametrize(
+    ("open_loop", "elapsed_s", "opens"), [(True, 2.0, True), (True, 0.5, False), (False, 2.0, False)]
+)
+def test_a_slow_servers_warm_up_does_not_use_up_an_open_loops_time(
+    open_loop: bool, elapsed_s: float, opens: bool
+) -> None:
+    start = now() - elapsed_s
+    t = PointProgress(Rule(4, 1, 9, 0.0, 3000.0), start, None if open_loop else 4, lambda _: None, open_loop)
+    reply = Reply(0, 8, 2, scheduled=start, sent=start, end=start + 0.4)
+    reply.stream.times, reply.stream.counts, reply.stream.tokens = [start + 0.3, start + 0.4], [1, 1], 2
+    t.done(reply)
+    assert reply.phase == "warmup" and (t.window_start is not None) is opens
+    t.out_of_time("max_seconds")
+    assert t.stop_reason == "max_seconds reached" + (", its warm-up after 1 of 4 requests" if opens else " in warm-up")

@@ -1,6 +1,6 @@
 """The rule for when a point's measured window opens and ends, and what follows from it.
 
-The warm-up is the first completions. The window opens at the last of them without a pause, so the initial burst and the
+The warm-up is the first completions, and in an open loop at most a third of the point's time. The window opens at the last of them without a pause, so the initial burst and the
 final drain are outside while the load is constant. The window ends when the interval of the mean is narrow enough
 (after enough requests and time), or when its requests or its time are used up; `stop_reason` says which.
 """
@@ -123,13 +123,18 @@ class PointProgress:
             self._measure(reply)
         elif reply.phase == "warmup" and reply.ok and self.window_start is None:
             self.warm += 1
-            if self.warm >= self.rule.warmup:
+            if self.warm >= self.rule.warmup or self._warm_up_is_long():
                 self._open_window(reply.end or now())
         if reply.ok and reply.e2e_s is not None:
             self._e2e_sum, self._e2e_count, self._failing = self._e2e_sum + reply.e2e_s, self._e2e_count + 1, 0
         else:
             self._failing += 1
         self._decide(reply)
+
+    def _warm_up_is_long(self) -> bool:
+        """Open loop: a slow server would spend the point's time in warm-up, and nothing would be measured. A closed loop
+        needs all of it: its clients begin at once."""
+        return self.open_loop and now() - self.start >= self.rule.time_limit_s / 3
 
     def _measure(self, reply: Reply) -> None:
         self.measured += 1
@@ -195,6 +200,8 @@ class PointProgress:
 
     def _end(self, reason: str, at: float) -> None:
         if not self.stop.is_set():
+            if self.window_start is not None and self.warm < self.rule.warmup:
+                reason += f", its warm-up after {self.warm} of {self.rule.warmup} requests"
             self.stop_reason, self.stopped_at = reason, now()
             self._close_window(at)
             self.stop.set()
