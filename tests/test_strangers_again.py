@@ -17,9 +17,10 @@ from raw_server import Exchange, RawServer, event, sse
 from servebook.cli import measure_options
 from servebook.cli.command import main
 from servebook.common.errors import ServebookError, ServerBusy
-from servebook.config.params import Load, Slo
+from servebook.common.measured_point import MeasuredPoint
+from servebook.config.params import Load, OpenAIEngine, Slo
 from servebook.config.points import PointSpec
-from servebook.engines import facts, http
+from servebook.engines import facts, http, openai
 from servebook.load import client as load_client
 from servebook.load import metrics
 from servebook.load.client import Reply, _retry_after_s, _was_stale, now
@@ -44,6 +45,25 @@ from test_strangers import SMALL, here, measure, ordinary
 )
 def test_the_value_of_a_sample_is_what_follows_its_labels(line: bytes) -> None:
     assert metrics.parse(b"\n".join(metrics._WANTED.findall(b"# HELP x\n" + line + b"\n"))) == {"running": 2.0}
+
+
+def test_an_engine_that_was_restarted_is_seen_though_the_sum_grew() -> None:
+    def page(first: int, second: int) -> bytes:
+        return b'vllm:generation_tokens_total{engine="0"} %d\nvllm:generation_tokens_total{engine="1"} %d\n' % (
+            first, second,
+        )  # fmt: skip
+
+    for pages, fell in (((page(100, 1000), page(10, 1200)), True), ((page(100, 1000), page(110, 1200)), False)):
+        scraper = metrics.Scraper(None, "http://h", 1.0, now)  # type: ignore[arg-type]
+        scraper.samples = [metrics.Sample(float(i), lines=lines) for i, lines in enumerate(pages)]
+        scraper.close()
+        point = metrics.Account(scraper.samples, 0.0, 1.0).fill(EMPTY, lambda a, b: 50.0)
+        assert point.server_counters_reset is fell and (point.server_output_tokens is None) is fell
+
+
+EMPTY = MeasuredPoint(
+    sweep="s", engine="e", point_id="c0001", requests=1, failures=0, prompt_tokens=16, output_tokens=8, stop_reason=""
+)
 
 
 def test_a_page_of_labels_without_end_is_read_in_time() -> None:
@@ -178,6 +198,48 @@ def test_models_that_are_listed_at_the_top_are_listed(top: bool) -> None:
 
     with RawServer(ordinary, get=get).running() as server:
         assert http.served_models(server.url) == [{"id": "m"}]
+
+
+@pytest.mark.parametrize("told", [0, -1, 10**30, True, "4,096", 4096.5, None])
+def test_a_limit_that_no_server_has_is_not_reported(told: Any, tmp_path: Path) -> None:
+    """Predictions would divide by a block of 0 tokens."""
+
+    async def get(x: Exchange) -> bool:
+        if x.path == "/get_server_info":
+            x.whole("200 OK", {"max_total_num_tokens": told, "page_size": told, "context_length": told})
+        elif x.path == "/metrics":
+            x.whole("200 OK", f'vllm:cache_config_info{{block_size="{told}"}} 1.0\n'.encode(), kind="text/plain")
+        return x.path in ("/get_server_info", "/metrics")
+
+    engine = OpenAIEngine(kind="openai", url="http://h")
+    with RawServer(ordinary, models=[{"id": "m", "max_model_len": told}] * 2, get=get).running() as server:
+        reported = openai.connect("e", engine.model_copy(update={"url": server.url}), tmp_path).facts
+    assert [reported[key] for key in ("max_model_len", "block_size", "kv_cache_tokens")] == [None] * 3
+    assert "note" not in reported  # one model, listed twice
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ("503 Loading", r"busy or still starting \(HTTP 503"), ("429 Many", r"busy or still starting \(HTTP 429"),
+        ("502 Gone", r"no OpenAI-compatible server answers at .* \(HTTP 502\)"),
+    ],
+)  # fmt: skip
+def test_a_server_that_is_not_there_yet_is_told_so(status: str, said: str, tmp_path: Path) -> None:
+    async def get(x: Exchange) -> bool:
+        x.whole(status, {"error": "Loading model"})
+        return True
+
+    engine = OpenAIEngine(kind="openai", url="http://h")
+    with RawServer(ordinary, get=get).running() as server, pytest.raises(ServebookError, match=said):
+        openai.connect("e", engine.model_copy(update={"url": server.url}), tmp_path)
+
+
+@pytest.mark.parametrize("models", [[{"id": 5}], [{"id": ["a"]}], [{"id": True}]])
+def test_a_name_that_is_no_text_is_none(models: Any) -> None:
+    with RawServer(ordinary, models=models).running() as server:
+        told = here(server)
+    assert told.returncode == 1 and "Name the model" in told.stderr
 
 
 def test_a_page_that_comes_in_drops_ends_in_time() -> None:

@@ -19,6 +19,8 @@ FACT_KEYS = (
     "device", "threads", "quantization", "kv_cache_dtype", "executor", "sampler",
 )  # fmt: skip
 
+MOST = 1 << 50  # a petabyte, or tokens: more is a slip
+
 INTEGER = r"([\d,]+)"
 NUMBER = r"([\d.]+)"
 
@@ -63,7 +65,9 @@ def vllm_facts(url: str, log: Path, *, flags: list[str], cpu_threads: str | None
     facts = merge(facts, from_metrics((http_get(f"{url}/metrics") or b"").decode(errors="replace")))
     version = get_json(f"{url}/version")
     facts["version"] = version.get("version") if isinstance(version, dict) else facts["version"]
-    facts["max_model_len"] = next((m.get("max_model_len") for m in served_models(url)), facts["max_model_len"])
+    facts["max_model_len"] = next(
+        (n for m in served_models(url) if (n := count(m.get("max_model_len")))), facts["max_model_len"]
+    )
     if cpu_threads is not None:
         facts["threads"] = int(cpu_threads) if cpu_threads.isdecimal() else None
         facts["attention_backend"] = facts["attention_backend"] or "CPU"
@@ -76,6 +80,11 @@ def vllm_facts(url: str, log: Path, *, flags: list[str], cpu_threads: str | None
 def merge(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     """The first's facts, completed with the second's."""
     return {**first, **{k: v for k, v in second.items() if v is not None and first.get(k) is None}}
+
+
+def count(told: Any) -> int | None:
+    """A number of tokens, requests or bytes, None for what no server has: predictions divide by it."""
+    return told if isinstance(told, int) and not isinstance(told, bool) and 0 < told < MOST else None
 
 
 def from_log(text: str) -> dict[str, Any]:
@@ -121,7 +130,7 @@ def from_metrics(text: str) -> dict[str, Any]:
     labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
 
     def whole(key: str) -> int | None:
-        return int(labels[key]) if re.fullmatch("[0-9]{1,18}", labels.get(key, "")) else None
+        return count(int(labels[key])) if re.fullmatch("[0-9]{1,18}", labels.get(key, "")) else None
 
     block = whole("block_size")
     blocks = whole("num_gpu_blocks")
@@ -145,8 +154,7 @@ def from_sglang(told: dict[str, Any]) -> dict[str, Any]:
         return {}
 
     def whole(key: str) -> int | None:
-        value = told.get(key)
-        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+        return count(told.get(key))
 
     def unless(key: str) -> bool | None:
         return None if not isinstance(told.get(key), bool) else not told[key]

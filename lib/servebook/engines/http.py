@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 LONGEST_PAGE = 1 << 24  # most bytes read from a page
+ABSENT = (None, 502, 503, 504)  # no answer, or a gateway's for a server that is not there
 
 
 def http_get(url: str, *, timeout_s: float = 5.0, key: str | None = None) -> bytes | None:
@@ -40,7 +41,7 @@ def answers(url: str, key: str | None = None) -> int | None:
     A page that the server lacks, or that fails (transformers serve without a Hub cache), counts as an answer.
     """
     status = http_status(f"{url}/v1/models", None, timeout_s=5.0, key=key)
-    return None if status in (502, 503, 504) else status
+    return None if status in ABSENT else status
 
 
 def healthy(url: str, *, timeout_s: float) -> bool:

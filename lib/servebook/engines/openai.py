@@ -18,8 +18,8 @@ from ..config.params import OpenAIEngine, RunParams
 from . import secrets
 from .base import RunningEngine
 from .environment import server_environment
-from .facts import blank_facts, from_metrics, from_sglang, merge
-from .http import answers, get_json, http_get, http_status, served_models
+from .facts import blank_facts, count, from_metrics, from_sglang, merge
+from .http import ABSENT, answers, get_json, http_get, http_status, served_models
 from .process import Launch, launch
 from .records import record_of
 
@@ -107,16 +107,20 @@ def connect(name: str, engine: OpenAIEngine, run_dir: Path) -> Remote:
     assert engine.url
     url = engine.url.rstrip("/").removesuffix("/v1")
     key = secrets.key_of(engine.api_key_env, f"{where}.api_key_env")
-    status, models = answers(url, key), served_models(url, key)
+    status, models = http_status(f"{url}/v1/models", None, timeout_s=5.0, key=key), served_models(url, key)
     if status in (401, 403):
         raise ServebookError(f"{url}/v1/models refuses the key (HTTP {status})", f"{where}.api_key_env", "Correct it")
-    if status is None:
+    if status in (429, 503):
+        what = f"the server at {url} is busy or still starting (HTTP {status} from /v1/models)"
+        raise ServebookError(what, f"{where}.url", "Try again later")
+    if status in ABSENT:
+        told = "" if status is None else f" (HTTP {status})"
         raise ServebookError(
-            f"no OpenAI-compatible server answers at {url}/v1/models",
+            f"no OpenAI-compatible server answers at {url}/v1/models{told}",
             f"{where}.url",
             "Start it, or correct the URL or the key",
         )
-    ids = [m["id"] for m in models]
+    ids = list(dict.fromkeys(m["id"] for m in models))
     if not ids and not engine.model:
         raise ServebookError("the server lists no model", f"{where}.url", f"Name it: {where}.model")
     # the list may omit a model that is served (a pinned model, a wildcard), so try a request of one token
@@ -153,6 +157,5 @@ def _facts(url: str, key: str | None, entry: dict[str, Any]) -> dict[str, Any]:
     metrics = (http_get(f"{url}/metrics", key=key) or b"").decode(errors="replace")
     told_version = version.get("version") if isinstance(version, dict) else None
     known: dict[str, Any] = {"version": str(told_version)[:80] if told_version else None}
-    limit = entry.get("max_model_len")
-    known["max_model_len"] = limit if isinstance(limit, int) and not isinstance(limit, bool) else None
+    known["max_model_len"] = count(entry.get("max_model_len"))
     return merge(facts, {**known, **from_metrics(metrics)})

@@ -282,7 +282,8 @@ class Client:
                 else:
                     listed = json.loads(body)
                     data = listed.get("data") if isinstance(listed, dict) else listed
-                    if ids := [str(m["id"]) for m in data or () if isinstance(m, dict) and m.get("id")]:
+                    ids = [m["id"] for m in data or () if isinstance(m, dict) and isinstance(m.get("id"), str)]
+                    if ids := [name for name in dict.fromkeys(ids) if name]:
                         return ids
                     fix = "Name the model"
         except TimeoutError:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -59,23 +59,35 @@ _GPU = (
 SERIES_COLUMNS = ("t_s", *_GAUGES, *_COUNTERS, *_GPU)
 
 
+def series_of(lines: bytes) -> dict[tuple[str, str], float]:
+    """Wanted values of one scrape by (name, labels); the last of one that is there twice. What is no finite number, is
+    negative, or is a share of more than all is left out."""
+    found: dict[tuple[str, str], float] = {}
+    for match in _SAMPLE.finditer(lines):
+        name, labels = (part.decode(errors="replace") if part else "" for part in match.groups()[:2])
+        try:
+            value = float(match[3])
+        except ValueError:
+            value = math.nan
+        if math.isfinite(value) and value >= 0 and not (_OURS.get(name) in _SHARES and value > 1):
+            found[name, labels] = value
+        else:
+            found.pop((name, labels), None)
+    return found
+
+
 def parse(lines: bytes) -> dict[str, float]:
     """Wanted values of one scrape, of all the server's engines: shares as their mean, the rest summed; requests waiting
-    by reason as `waiting_<reason>`. Where a server has both names of a figure, the newer one counts; what is no finite
-    number, is negative, or is a share of more than all is left out."""
+    by reason as `waiting_<reason>`. Where a server has both names of a figure, the newer one counts."""
+    return _of_all(series_of(lines))
+
+
+def _of_all(series: Mapping[tuple[str, str], float]) -> dict[str, float]:
     found: dict[str, list[float]] = {}
-    samples = {match.groups()[:2]: match[3] for match in _SAMPLE.finditer(lines)}  # the last of one that is there twice
-    for parts, told in samples.items():
-        name, labels = (part.decode(errors="replace") if part else "" for part in parts)
-        try:
-            value = float(told)
-        except ValueError:
-            continue
-        if math.isfinite(value) and value >= 0 and not (_OURS.get(name) in _SHARES and value > 1):
-            reason = _REASON.search(labels)
-            found.setdefault(f"waiting_{reason[1] if reason else None}" if name == _BY_REASON else name, []).append(
-                value
-            )
+    for (name, labels), value in series.items():
+        reason = _REASON.search(labels)
+        key = f"waiting_{reason[1] if reason else None}" if name == _BY_REASON else name
+        found.setdefault(key, []).append(value)
     out = {key: sum(values) for key, values in found.items() if key.startswith("waiting_")}
     for ours, names in (*_GAUGES.items(), *_COUNTERS.items()):
         if theirs := next((n for n in names if n in found), None):
@@ -133,6 +145,7 @@ class Sample:
     lines: bytes = b""
     gpu: dict[str, float] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
+    series: dict[tuple[str, str], float] = field(default_factory=dict)  # the values by engine
 
 
 class Scraper:
@@ -177,7 +190,8 @@ class Scraper:
         """Parse the samples and sort them by time."""
         self.samples.sort(key=lambda s: s.t)
         for sample in self.samples:
-            sample.values = parse(sample.lines) if sample.lines else {}
+            sample.series = series_of(sample.lines)
+            sample.values = _of_all(sample.series)
 
     def rows(self, start: float) -> Iterable[dict[str, Any]]:
         """The series' rows, times relative to `start`."""
@@ -257,8 +271,12 @@ class Account:
 
 
 def _fell(before: Sample, after: Sample, name: str) -> bool:
-    """Whether a counter decreased: the server, or one of its engines, was restarted in between."""
-    return name in before.values and name in after.values and after.values[name] < before.values[name]
+    """Whether a counter decreased: the server was restarted in between, or one of its engines, which the sum over all
+    of them may hide."""
+    if name in before.values and name in after.values and after.values[name] < before.values[name]:
+        return True
+    then = before.series
+    return any(_OURS.get(key[0]) == name and value < then.get(key, 0.0) for key, value in after.series.items())
 
 
 def delta(before: Sample | None, after: Sample | None, name: str) -> float | None:
