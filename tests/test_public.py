@@ -84,3 +84,22 @@ def test_what_a_source_tells_beside_its_table_is_taken(tmp_path):
     for other in others:
         assert other.whole("max_num_batched_tokens") is None and other.cells["hit_share"] == ""
     assert known["wmx-l4"]["tool"] == "vllm bench serve"  # those kept here are known too
+
+
+def test_pairs_of_set_ups_are_counted(tmp_path):
+    """Two cards at one load, by every figure that the rows have."""
+    with (KEPT / "points.csv").open(encoding="utf-8") as f:
+        one = next(r for r in csv.DictReader(f) if r["model"] == "cfg:qwen2.5-0.5b" and r["concurrency"] == "2")
+    slow = one | {"gpu": "A40", "tpot_ms": "2.2", "output_tok_s": ""}
+    fast = one | {"gpu": "H100-SXM", "tpot_ms": "1.0", "output_tok_s": ""}
+    (tmp_path / "models").mkdir()
+    with (tmp_path / "points.csv").open("w", encoding="utf-8", newline="") as f:
+        table = csv.DictWriter(f, list(one))
+        table.writeheader()
+        table.writerows([slow, fast])
+    bench = [sys.executable, str(ROOT / "benchmarks" / "bench_choose.py"), "--public", "--data", str(tmp_path)]
+    env = os.environ | {"PYTHONPATH": f"{ROOT / 'lib'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(bench, capture_output=True, text=True, env=env)
+    counts = {line.split()[0]: int(line.split()[1]) for line in done.stdout.splitlines()}
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert counts == {"cost": 1, "output": 0, "tpot": 1, "ttft": 0, "all": 2}, "cost by Little's law from the latencies"
