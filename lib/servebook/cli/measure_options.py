@@ -1,4 +1,4 @@
-"""The options of `servebook measure`: parsed, validated, and turned into points."""
+"""The options of `servebook measure`: parses and checks them, and derives the points to measure."""
 
 from __future__ import annotations
 
@@ -7,24 +7,20 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from ..common.errors import ServebookError
 from ..config import lengths
 from ..config.points import PointSpec
 from ..load.window import Rule
+from . import option_values as values
 from .parser import Parser
 
-VOCABS = (range(256, 8000), range(100, 2000), range(64, 256))  # tried in this order where --vocab names none
-MOST_IDS = 1 << 20  # four times the largest vocabulary in use (Gemma's 262,144): beyond it is a slip of the hand
-MOST_PER_S, LEAST_SHAPE = 10_000, 0.01  # as in parameter files (param_types.Rate, sweeps.ArrivalRateSweep)
-
-N = TypeVar("N", int, float)
+VOCABS = (range(256, 8000), range(100, 2000), range(64, 256))  # tried in this order without --vocab
 
 
 def read(argv: list[str] | None) -> argparse.Namespace:
-    """The checked options, with derived ones: specs (a ramp's stages, or separate points), arrivals_s (of a replay) and
-    prefix_tokens.
+    """The checked options, with derived ones: specs (the stages of a ramp, or separate points), arrivals_s (of a
+    replay) and prefix_tokens.
 
     Raises ServebookError for options that exclude each other and for unusable files; exits with status 2 and one line
     for an invalid value.
@@ -71,7 +67,7 @@ def reject_ignored_options(o: argparse.Namespace) -> None:
 
 
 def rule_of(o: argparse.Namespace, spec: PointSpec) -> Rule:
-    """When a point ends: after whole rounds of the clients, so that completions / seconds is their rate; a replay ends
+    """When a point ends: after whole rounds of all clients, so that completions / seconds is their rate. A replay ends
     with its last arrival."""
     c, arrivals = spec.concurrency or 1, len(o.arrivals_s)
     n = -(-(o.requests or arrivals or 100) // c) * c
@@ -82,134 +78,115 @@ def rule_of(o: argparse.Namespace, spec: PointSpec) -> Rule:
 
 def _parser() -> argparse.ArgumentParser:
     p = Parser(prog="servebook measure", description="Benchmark any OpenAI-compatible server.")
-    p.add_argument(
-        "--url", type=_text, required=True, help="the server, e.g. http://127.0.0.1:8000 (with or without /v1)"
-    )
-    p.add_argument("--model", type=_text, help="model name in the requests; default: the first that the server lists")
-    how = p.add_mutually_exclusive_group()
-    how.add_argument(
-        "--concurrency",
-        type=_counts,
-        default=[1],
-        help="number of concurrent requests (closed loop); several points: 1,2,4",
-    )
-    how.add_argument("--rate", type=_rates, help="requests per second (open loop); several points: 0.5,1,2")
-    how.add_argument(
-        "--replay", type=Path, metavar="FILE", help="open loop with recorded arrival times: seconds, one per line"
-    )
-    p.add_argument(
-        "--arrivals",
-        choices=("poisson", "constant", "gamma"),
-        help="how the arrivals of --rate are spaced; default: poisson",
-    )
-    p.add_argument("--gamma-shape", type=_shape, help="shape of --arrivals gamma; below 1: burstier than Poisson")
-    p.add_argument("--ramp", action="store_true", help="run several loads one after the other without a pause")
-    _add_prompts(p)
-    _add_rules(p)
-    _add_sampling_and_limits(p)
-    p.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds the key")
-    p.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the point as JSON (several points: a list); -: to stdout"
-    )
-    p.add_argument("--out", type=Path, metavar="DIR", help="folder for request rows, server series and points")
-    p.add_argument(
-        "--self-check", action="store_true", help="also measure the latency that this client adds at the same load"
-    )
-    p.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
+    add = p.add_argument
+    add("--url", type=values.text, required=True, help="the server, e.g. http://127.0.0.1:8000 (with or without /v1)")
+    add("--model", type=values.text, help="model name in the requests; default: the first that the server lists")
+    add("--api-key-env", metavar="NAME", help="environment variable that holds the API key")
+    _add_load(p.add_argument_group("load"))
+    _add_prompts(p.add_argument_group("requests"))
+    _add_rules(p.add_argument_group("length of a point"))
+    _add_limits(p.add_argument_group("service level"))
+    _add_output(p.add_argument_group("output"))
+    add("--debug", action="store_true", help=argparse.SUPPRESS)
     return p
 
 
-def _add_prompts(p: argparse.ArgumentParser) -> None:
-    """Options of what a request contains."""
-    p.add_argument("--prompt-tokens", type=_length, help=f"prompt length: {lengths.SYNTAX}; default: 512")
-    p.add_argument("--output-tokens", type=_length, help="output length, written like --prompt-tokens; default: 128")
-    p.add_argument(
-        "--lengths", type=Path, metavar="FILE", help="lengths from a CSV with columns prompt_tokens and output_tokens"
+def _add_load(p: argparse._ArgumentGroup) -> None:
+    loop = p.add_mutually_exclusive_group()
+    loop.add_argument(
+        "--concurrency", type=values.counts, default=[1], metavar="C",
+        help="number of concurrent requests (closed loop); several points: 1,2,4; default: 1",
+    )  # fmt: skip
+    loop.add_argument("--rate", type=values.rates, metavar="R", help="requests/s (open loop); several points: 0.5,1,2")
+    loop.add_argument(
+        "--replay", type=Path, metavar="FILE", help="open loop with recorded arrival times: seconds, one per line"
     )
-    p.add_argument(
-        "--turns",
-        type=_count,
-        default=1,
-        help="requests per conversation; each repeats the whole conversation in its prompt",
+    arrivals = ("poisson", "constant", "gamma")
+    p.add_argument("--arrivals", choices=arrivals, help="distribution of --rate's arrivals; default: poisson")
+    p.add_argument("--gamma-shape", type=values.shape, metavar="K", help="shape of --arrivals gamma; below 1: burstier")
+    p.add_argument("--ramp", action="store_true", help="run several loads one after the other without a pause")
+    _seconds(p, "--jitter", "maximum pause of a client, limited to 4 %% of the mean latency", 0.05, values.not_negative)
+    p.add_argument("--seed", type=values.seed, metavar="N", help="seed of prompts and arrivals; default: random")
+
+
+def _add_prompts(p: argparse._ArgumentGroup) -> None:
+    add, tried = p.add_argument, ", ".join(f"{v.start}:{v.stop}" for v in VOCABS)
+    add("--prompt-tokens", type=values.length, metavar="N", help=f"prompt length: {lengths.SYNTAX}; default: 512")
+    add(
+        "--output-tokens",
+        type=values.length,
+        metavar="N",
+        help="output length, written like --prompt-tokens; default: 128",
     )
-    p.add_argument(
-        "--text", action="store_true", help="send words instead of token ids; --prompt-tokens then counts words"
+    add("--lengths", type=Path, metavar="FILE", help="CSV with lengths; columns: prompt_tokens, output_tokens")
+    add("--turns", type=values.positive_count, default=1, metavar="N",
+        help="requests per conversation; each prompt repeats the conversation so far; default: 1")  # fmt: skip
+    add("--text", action="store_true", help="send words instead of token ids; --prompt-tokens then counts words")
+    add("--chat", action="store_true", help="use the chat endpoint, with text prompts")
+    add("--vocab", dest="vocabs", type=values.id_range, metavar="LOW:HIGH",
+        help=f"token ids for prompts, without HIGH; default: the first of {tried} that the server accepts")  # fmt: skip
+    add(
+        "--prompt-set",
+        type=values.text,
+        metavar="NAME",
+        help="send the same prompts, named by this set, at every point",
     )
-    p.add_argument("--chat", action="store_true", help="use the chat endpoint (text)")
-    p.add_argument(
-        "--count-tokens", choices=("usage", "events", "asked"), default="usage",
+    add("--shared-prefix", type=values.prefix, default=0, metavar="N|P%",
+        help="number or percentage of leading tokens shared by all prompts")  # fmt: skip
+    add("--count-tokens", choices=("usage", "events", "asked"), default="usage",
         help="for a server that reports no usage: events (count token events) or asked (assume the "
-        "requested length); the point is then suspect",
-    )  # fmt: skip
-
-
-def _add_rules(p: argparse.ArgumentParser) -> None:
-    """Options of a point's length and of its prompts."""
-    tried = ", ".join(f"{v.start}:{v.stop}" for v in VOCABS)
-    p.add_argument(
-        "--requests",
-        type=_count,
-        help="requests to measure after the warm-up, in whole rounds of C; default: 100, or what --replay has left",
-    )
-    p.add_argument(
-        "--min-seconds",
-        type=_not_negative,
+        "requested length); the point is then suspect")  # fmt: skip
+    add(
+        "--temperature",
+        type=values.not_negative,
         default=0.0,
-        help="minimum duration of a point; it then goes on until its means are known, at most --max-seconds",
+        metavar="T",
+        help="sampling temperature; default: 0 (greedy)",
     )
-    p.add_argument("--max-seconds", type=_positive, default=600.0, help="maximum duration of a point; default: 600")
+    add("--top-p", type=values.share, metavar="P", help="no effect at temperature 0; default: the server's")
+    add("--top-k", type=values.positive_count, metavar="K", help="default: the server's")
+
+
+def _add_rules(p: argparse._ArgumentGroup) -> None:
     p.add_argument(
-        "--warmup",
-        type=_whole,
-        help="warm-up requests, at least C; default: 10 (--replay: a tenth, at most 10); 0: none",
-    )
-    p.add_argument(
-        "--jitter",
-        type=_not_negative,
-        default=0.05,
-        metavar="S",
-        help="random think time of a client, 0 to S seconds and at most a small share of the latency; default: 0.05",
-    )
-    p.add_argument(
-        "--timeout",
-        type=_positive,
-        default=600.0,
-        metavar="S",
-        help="time after which a request counts as failed; default: 600",
-    )
-    p.add_argument(
-        "--seed", type=_seed, help="seed of prompts and arrivals; default: a new one, so that no prompt repeats"
-    )
-    p.add_argument(
-        "--vocab", dest="vocabs", type=_range, metavar="LOW:HIGH",
-        help=f"range of token ids for prompts, HIGH excluded; default: the first of {tried} that the server accepts",
+        "--requests", type=values.positive_count, metavar="N",
+        help="requests to measure, in whole rounds of C; default: 100, or with --replay all after the warm-up",
     )  # fmt: skip
     p.add_argument(
-        "--no-batching",
-        action="store_true",
-        help="declare that the server decodes one request at a time (for the audit)",
-    )
-    p.add_argument(
-        "--prompt-set", type=_text, metavar="NAME", help="send the same prompts, named by this set, at every point"
-    )
-    p.add_argument(
-        "--shared-prefix",
-        type=_prefix,
-        default=0,
-        metavar="N|P%",
-        help="number or percentage of leading tokens shared by all prompts",
-    )
+        "--warmup", type=values.count, metavar="N",
+        help="warm-up requests, at least C; default: 10 (--replay: a tenth, at most 10); 0: none",
+    )  # fmt: skip
+    _seconds(
+        p, "--min-seconds", "minimum duration; the point then continues until the confidence intervals are narrow", 0,
+        values.not_negative,
+    )  # fmt: skip
+    _seconds(p, "--max-seconds", "maximum duration", 600)
+    _seconds(p, "--timeout", "time after which a request counts as failed", 600)
 
 
-def _add_sampling_and_limits(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--temperature", type=_not_negative, default=0.0, help="sampling temperature; default: 0 (greedy)")
-    p.add_argument("--top-p", type=_share, help="top-p of every request; without effect at temperature 0")
-    p.add_argument("--top-k", type=_count, help="top-k of every request")
+def _add_limits(p: argparse._ArgumentGroup) -> None:
+    _seconds(p, "--slo-ttft", "limit on TTFT; goodput counts requests within all limits")
+    _seconds(p, "--slo-tpot", "limit on TPOT")
+    _seconds(p, "--slo-e2e", "limit on the end-to-end latency")
+
+
+def _add_output(p: argparse._ArgumentGroup) -> None:
+    add = p.add_argument
+    add("--json", type=Path, metavar="FILE", help="write the point as JSON (several points: a list); -: to stdout")
+    add("--out", type=Path, metavar="DIR", help="folder for request rows, server series and points")
+    add("--self-check", action="store_true", help="also measure the latency that this client adds at the same load")
+    add("--no-batching", action="store_true", help="tell the audit that the server decodes one request at a time")
+
+
+def _seconds(
+    p: argparse._ArgumentGroup, option: str, help: str, default: float | None = None,
+    kind: Callable[[str], float] = values.positive,
+) -> None:  # fmt: skip
+    """An option in seconds."""
+    more = f"; default: {default:g}" if default else ""
     p.add_argument(
-        "--slo-ttft", type=_positive, metavar="S", help="limit on TTFT; goodput counts requests within all limits"
+        option, type=kind, default=None if default is None else float(default), metavar="S", help=help + more
     )
-    p.add_argument("--slo-tpot", type=_positive, metavar="S", help="limit on TPOT")
-    p.add_argument("--slo-e2e", type=_positive, metavar="S", help="limit on the end-to-end latency")
 
 
 def _specs(o: argparse.Namespace) -> list[PointSpec]:
@@ -225,86 +202,6 @@ def _specs(o: argparse.Namespace) -> list[PointSpec]:
             for r in o.rate
         ]  # fmt: skip
     return [PointSpec(sweep, engine, f"c{c:04d}", "concurrency", *tokens, concurrency=c) for c in o.concurrency]
-
-
-def _number(text: str, kind: type[N], what: str, fits: Callable[[float], bool]) -> N:
-    try:
-        if not text.isascii() or "_" in text:  # Python reads both, no other program does
-            raise ValueError
-        value: N = kind(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a {what}") from None
-    if not (abs(value) < math.inf and fits(value)):  # math.isfinite raises for an int of 400 digits
-        raise argparse.ArgumentTypeError(f"{text!r} is not a {what}")
-    return value
-
-
-def _text(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise argparse.ArgumentTypeError(f"{text!a} is not UTF-8") from None
-    return text
-
-
-def _count(text: str) -> int:
-    return _number(text, int, "positive whole number", lambda v: v > 0)
-
-
-def _whole(text: str) -> int:
-    return _number(text, int, "whole number from 0 on", lambda v: v >= 0)
-
-
-def _seed(text: str) -> int:
-    return _number(text, int, "whole number from 0 on, below 2^63", lambda v: 0 <= v < 2**63)
-
-
-def _shape(text: str) -> float:
-    return _number(text, float, f"positive number from {LEAST_SHAPE} on", lambda v: v >= LEAST_SHAPE)
-
-
-def _positive(text: str) -> float:
-    return _number(text, float, "positive number", lambda v: v > 0)
-
-
-def _not_negative(text: str) -> float:
-    return _number(text, float, "number from 0 on", lambda v: v >= 0)
-
-
-def _share(text: str) -> float:
-    return _number(text, float, "share above 0 and up to 1", lambda v: 0 < v <= 1)
-
-
-def _prefix(text: str) -> float:
-    """Tokens, or a share of the mean prompt below 1."""
-    if text.endswith("%"):
-        return _number(text[:-1], float, "percentage below 100", lambda v: 0 <= v < 100) / 100
-    return _whole(text)
-
-
-def _length(text: str) -> lengths.Length:
-    try:
-        return lengths.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _counts(text: str) -> list[int]:
-    return [_count(part) for part in text.split(",")]
-
-
-def _rates(text: str) -> list[float]:
-    what = f"positive number up to {MOST_PER_S}"
-    return [_number(part, float, what, lambda v: 0 < v <= MOST_PER_S) for part in text.split(",")]
-
-
-def _range(text: str) -> list[range]:
-    low, _, high = text.partition(":")
-    what = f"range such as 256:8000, up to {MOST_IDS}"
-    digits = text.isascii() and low.isdigit() and high.isdigit() and len(text) < 20
-    if not (digits and int(low) < int(high) <= MOST_IDS):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a {what}")
-    return [range(int(low), int(high))]
 
 
 def _arrivals(path: Path) -> list[float]:

@@ -11,7 +11,7 @@ from .. import __version__
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong on one line: the usage of a command with many options is a page."""
+    """An argument parser whose errors are one line, without the usage, which is long for commands with many options."""
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2 and the message."""
@@ -43,7 +43,7 @@ def _add_predicting(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Commands that need no GPU."""
     command("check", "validate a parameter file")
     _model_options(
-        command("model", "describe a model and whether it fits a GPU: parameters, bytes, KV pool", params=False)
+        command("model", "describe a model (parameters, bytes, KV pool) and check whether it fits a GPU", params=False)
     )
     sub = command("plan", "show every point with its predicted duration and cost; needs no GPU")
     sub.add_argument("--json", action="store_true", help="print JSON")
@@ -51,13 +51,13 @@ def _add_predicting(command: Callable[..., argparse.ArgumentParser]) -> None:
         "--budget-minutes",
         type=float,
         metavar="M",
-        help="suggest what to leave out so that the run takes at most M minutes",
+        help="suggest points to drop so that the run takes at most M minutes",
     )
     sub.add_argument(
-        "--budget-cost", type=float, metavar="X", help="suggest what to leave out so that the run costs at most X"
+        "--budget-cost", type=float, metavar="X", help="suggest points to drop so that the run costs at most X"
     )
     sub = command(
-        "preflight", "check driver, toolchain, disk, ports and GPU, and how to fix each problem", params=False
+        "preflight", "check driver, toolchain, disk, ports and GPU; show how to fix each problem", params=False
     )
     sub.add_argument("params", metavar="PARAMS", nargs="?", help="also check what this run needs")
     sub.add_argument("--json", action="store_true", help="print JSON")
@@ -75,12 +75,12 @@ def _add_predicting(command: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument(
         "--engine",
         metavar="NAME",
-        help="the engine of PARAMS that was measured; default: the first that batches",
+        help="the engine of PARAMS that was measured; default: the first with continuous batching",
     )
     sub.add_argument(
         "--workload",
         metavar="NAME",
-        help="take the length distribution and shared prefix from this workload of PARAMS where the file lacks them",
+        help="a workload of PARAMS that gives the length distribution and shared prefix if FILE lacks them",
     )
     sub.add_argument("--html", type=Path, metavar="FILE", help="write the comparison as a page")
     sub.add_argument("--json", action="store_true", help="print JSON")
@@ -90,7 +90,7 @@ def _add_predicting(command: Callable[..., argparse.ArgumentParser]) -> None:
 def _add_choosing(command: Callable[..., argparse.ArgumentParser]) -> None:
     sub = command(
         "capacity",
-        "find the largest load within the SLO (slo), its cost, and what would change it",
+        "find the largest load within the service level (slo), its cost, and the effect of other settings",
     )
     sub.add_argument(
         "--workload", metavar="NAME", help="a workload of PARAMS; default: the requests of the first sweep"
@@ -103,7 +103,7 @@ def _add_choosing(command: Callable[..., argparse.ArgumentParser]) -> None:
         "--gpu", action="append", default=[], metavar="NAME[=PRICE]", help="another GPU of the catalog; may be repeated"
     )
     sub.add_argument("--json", action="store_true", help="print JSON")
-    sub = command("choose", "find the cheapest configuration that meets the slo at the target load")
+    sub = command("choose", "find the cheapest configuration that meets the service level (slo) at its target load")
     sub.add_argument(
         "--gpu", action="append", default=[], metavar="NAME[=PRICE]",
         help="a GPU to consider and its price per hour; may be repeated; default: all with a public list price",
@@ -152,7 +152,7 @@ def _add_stored_runs(command: Callable[..., argparse.ArgumentParser]) -> None:
     sub = command("pack", "write a compact copy of a stored run, to keep or publish", params=False)
     sub.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="a run's folder, e.g. outputs/demo")
     sub.add_argument("into", metavar="DIR", type=Path, help="a new folder")
-    sub = command("audit", "apply the current audit rules to the points of a stored run", params=False)
+    sub = command("audit", "apply the current audit rules to a stored run and update its verdicts", params=False)
     sub.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="a run's folder, e.g. outputs/demo")
     sub = command("report", "rebuild the page of a stored run; needs no GPU", params=False)
     sub.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="a run's folder, e.g. outputs/demo")
