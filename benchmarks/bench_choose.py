@@ -82,7 +82,7 @@ choose:
 def search() -> int:
     """One search, its cost as JSON on standard output."""
     began, cpu = time.perf_counter(), time.process_time()
-    choice = choice_for(StoredRun(params.loads(QUESTION), Path("nowhere"), Path()), "bench")
+    choice = choice_for(StoredRun(params.read_text(QUESTION), Path("nowhere"), Path()), "bench")
     found = answer(choice)
     used = {
         "seconds": time.perf_counter() - began, "cpu_s": time.process_time() - cpu,
@@ -125,7 +125,7 @@ def flags() -> bool:
 
     parser, read, wrong = make_arg_parser(FlexibleArgumentParser()), 0, []
     for text in (QUESTION, QUESTION.replace("qwen2.5-7b", "qwen3-30b-a3b").replace("[1, 2, 4]", "[1, 2]")):
-        choice = choice_for(StoredRun(params.loads(text), Path("nowhere"), Path()), "bench")
+        choice = choice_for(StoredRun(params.read_text(text), Path("nowhere"), Path()), "bench")
         for c in choice.candidates:
             _, _, model, *rest = shlex.split(choice_files.serve_command(choice, c.set_up))
             said = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", model, *rest]))

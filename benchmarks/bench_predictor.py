@@ -58,8 +58,8 @@ class Table:
     def __init__(self, name: str) -> None:
         run, shape = RUNS[name]
         self.name = name
-        self.params = params.load(ROOT / "params" / f"{run}.yaml")
-        self.shape = model.load_shape(ModelParams(config=shape, weights="dummy"), ROOT)
+        self.params = params.read_file(ROOT / "params" / f"{run}.yaml")
+        self.shape = model.read_shape(ModelParams(config=shape, weights="dummy"), ROOT)
         self.gpu = hardware.resolve(self.params.hardware)
         self.rows, self.facts = read_published(ROOT / "outputs" / "published" / f"{run}.csv")
         self.own = [r for r in self.rows if r.engine == "vllm"]
@@ -146,8 +146,8 @@ class Reference:
 
     def __init__(self, run_dir: Path) -> None:
         self.dir = run_dir
-        self.params = params.load(self.dir / "params.yaml")
-        self.shape = model.load_shape(self.params.model, self.dir)
+        self.params = params.read_file(self.dir / "params.yaml")
+        self.shape = model.read_shape(self.params.model, self.dir)
         self.gpu = hardware.Gpu(**self._json("hardware.json")["gpu"])
         self.points = results.read_points(self.dir)
         self._measured = {p.key: p for p in self.points}

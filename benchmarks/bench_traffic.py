@@ -23,7 +23,7 @@ from servebook.config.points import PointSpec
 from servebook.config.traces import Trace
 from servebook.config.workloads import Workload
 from servebook.hardware import catalog
-from servebook.model.reader import load_shape
+from servebook.model.reader import read_shape
 from servebook.predictor.any_load import predict_load
 from servebook.predictor.forecaster import forecaster
 from servebook.predictor.predict import predict_run
@@ -41,8 +41,8 @@ def percent(error: float) -> str:
 
 def trace() -> None:
     """The replayed trace of the RTX PRO 6000."""
-    p = params.load(HERE / "rtxpro6000-llama-3.1-8b.yaml")
-    point = predict_run(p, load_shape(p.model, HERE), catalog.resolve(p.hardware))["points"][0]
+    p = params.read_file(HERE / "rtxpro6000-llama-3.1-8b.yaml")
+    point = predict_run(p, read_shape(p.model, HERE), catalog.resolve(p.hardware))["points"][0]
     (result,) = tool_results.read(HERE / "rtxpro6000-llama-3.1-8b.csv")
     print("RTX PRO 6000 trace, error in % of mean, p50, p90, p99")
     for latency, seen in result.measured.items():
@@ -52,8 +52,8 @@ def trace() -> None:
 
 def tools() -> None:
     """The results of vllm bench serve on an H200."""
-    p = params.load(HERE / "h200-mistral-7b.yaml")
-    shape, gpu = load_shape(p.model, HERE), catalog.resolve(p.hardware)
+    p = params.read_file(HERE / "h200-mistral-7b.yaml")
+    shape, gpu = read_shape(p.model, HERE), catalog.resolve(p.hardware)
     print("vllm bench serve on an H200 through servebook score, error in % of mean, p50, p90, p99")
     for name in ("c64", "burst200", "rate12", "prefix"):
         (result,) = tool_results.read(HERE / f"vllm-bench-h200-{name}.json")
@@ -81,7 +81,7 @@ def stages() -> None:
             shared_prefix={"tokens": s["system"], "groups": 9},
         )  # fmt: skip
         point = predict_load(
-            load_shape(model, HERE), gpu, engine, workload, rate_per_s=float(s["rate"]), arrivals="constant",
+            read_shape(model, HERE), gpu, engine, workload, rate_per_s=float(s["rate"]), arrivals="constant",
             requests=min(s["n"], 3000), samples=0, text=True,
         )  # fmt: skip
         seen = {"ttft_s": s["ttft"], "tpot_s": s["tpot"], "e2e_s": s["e2e"]}
@@ -100,8 +100,8 @@ def large(count: int) -> tuple[float, float, float]:
     starts = np.cumsum(rng.exponential(1 / 8, count))
     prompts, outputs = rng.integers(100, 2000, count), rng.integers(20, 600, count)
     rows = Trace(starts, prompts, outputs, np.full(count, -1), [()] * count, True, "")
-    p = params.load(HERE / "rtxpro6000-llama-3.1-8b.yaml")
-    f = forecaster(p, "vllm", load_shape(p.model, HERE), catalog.resolve(p.hardware), samples=0)
+    p = params.read_file(HERE / "rtxpro6000-llama-3.1-8b.yaml")
+    f = forecaster(p, "vllm", read_shape(p.model, HERE), catalog.resolve(p.hardware), samples=0)
     spec = PointSpec("s", "vllm", "p", "trace", 1000, 300, workload=Workload.of_rows(rows), requests=count)
     before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, time.process_time()
     result = Scenario(f.server, spec, p.load).simulate(f.best)

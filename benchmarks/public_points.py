@@ -166,13 +166,13 @@ def _shape(model: str, folder: str, kv: str, dtype: str, quant: str) -> ModelSha
         named["config"] = model[4:]
     else:
         named["path"] = str(Path(folder) / "models" / model)
-    plain = reader.load_shape(ModelParams(**named), Path(folder))
+    plain = reader.read_shape(ModelParams(**named), Path(folder))
     if plain.weight_bits != 16:
         return plain  # the checkpoint says it itself
     if quant not in QUANTIZATIONS:
         raise ServebookError(f"the quantization {quant!r} is not known, nor told by the checkpoint", model, "")
     asked = QUANTIZATIONS[quant]
-    return reader.load_shape(ModelParams(**named, quantization=asked), Path(folder)) if asked else plain
+    return reader.read_shape(ModelParams(**named, quantization=asked), Path(folder)) if asked else plain
 
 
 def server_of(row: Row, folder: Path) -> PredictedServer:

@@ -16,7 +16,7 @@ from servebook.predictor.priors import vllm_priors
 from servebook.predictor.steptime import VllmTimes, on_this_host
 
 A40 = hardware.catalog()["A40"]
-SHAPE = model.load_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), Path("."))
+SHAPE = model.read_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), Path("."))
 
 
 def point(prompt, ttft, tpot, output=128, **more):

@@ -99,7 +99,7 @@ def test_a_measured_run_over_time_keeps_its_totals():
 
 
 def test_the_requests_of_a_sweep_are_shown():
-    p = params.load("params/traffic-demo.yaml")
+    p = params.read_file("params/traffic-demo.yaml")
     assert "Conversation" in tables.requests_table(p, "talks") and "Due" not in tables.requests_table(p, "talks")
     replay = tables.requests_table(p, "replay")
     assert "Due" in replay and "0.000" in replay and "from seed 1" in replay

@@ -53,7 +53,7 @@ choose:
 
 
 def run_of(text: str = TEXT, base: Path = Path()) -> StoredRun:
-    return StoredRun(params.loads(text, base=base), base / "nowhere", base)
+    return StoredRun(params.read_text(text, base=base), base / "nowhere", base)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,7 +86,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_level_has_a_percentile_for_each_limit() -> None:
-    slo = params.loads(TEXT).slo
+    slo = params.read_text(TEXT).slo
     assert slo.limits == {"ttft_s": (0.5, 99.0), "tpot_s": (0.03, 90.0)}
     assert "percentile" not in slo.model_dump() and "target" in slo.model_dump()
     assert params.Slo(ttft_s=1.0).model_dump() == {"ttft_s": 1.0, "tpot_s": None, "e2e_s": None}, "as stored before"
@@ -94,7 +94,7 @@ def test_a_level_has_a_percentile_for_each_limit() -> None:
 
 def test_a_conversation_has_users() -> None:
     with pytest.raises(ServebookError, match=r"a conversation waits for its answers\. Give users"):
-        params.loads(TEXT.replace('"lognormal:250,200,8,2000"', '"lognormal:250,200,8,2000", turns: 4'))
+        params.read_text(TEXT.replace('"lognormal:250,200,8,2000"', '"lognormal:250,200,8,2000", turns: 4'))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_conversation_has_users() -> None:
 )
 def test_a_target_that_is_none_is_one_line(target: str, said: str) -> None:
     with pytest.raises(ServebookError) as found:
-        params.loads(TEXT.replace("{rate_per_s: 20, workload: chat}", target))
+        params.read_text(TEXT.replace("{rate_per_s: 20, workload: chat}", target))
     assert said in found.value.line() and "\n" not in found.value.line()
 
 
@@ -222,7 +222,7 @@ def test_bursts_are_a_load_too(choice: Choice, tmp_path: Path) -> None:
     bursts = dataclasses.replace(choice.target, arrivals="gamma", gamma_shape=0.1)
     assert ttft(bursts) > 1.5 * ttft(choice.target) and "gamma gaps of shape 0.1" in bursts.says()
     many = Choice(**{**choice.__dict__, "target": bursts})
-    run = params.load(choice_files.write_params(many, Path(), tmp_path)[0])
+    run = params.read_file(choice_files.write_params(many, Path(), tmp_path)[0])
     sweep = run.sweeps["target-choice"]
     assert (sweep.arrivals, sweep.gamma_shape) == ("gamma", 0.1)  # type: ignore[union-attr]
 
@@ -294,7 +294,7 @@ def test_users_and_a_trace_are_loads_too(tmp_path: Path) -> None:
     assert replayed.target.mean_rate_per_s() == pytest.approx(20, rel=0.02)
     assert replayed.chosen.judged is not None and replayed.chosen.judged.probability >= 0.8
     written = choice_files.write_params(replayed, tmp_path, tmp_path / "new" / "folder")
-    assert len(params.load(written[0]).workloads["chat"].rows().arrival_s) == 400
+    assert len(params.read_file(written[0]).workloads["chat"].rows().arrival_s) == 400
 
 
 def test_what_may_be_turned(choice: Choice) -> None:
@@ -411,7 +411,7 @@ def test_the_command_line_answers_writes_and_renders(
     assert chosen["name"] in html and pages.command(found["serve"]) in html and "<script" not in html
     written = [Path(p) for p in found["written"]]
     assert all(p.is_file() for p in written)
-    engines = {e for p in written if not p.name.startswith("router") for e in params.load(p).engines}
+    engines = {e for p in written if not p.name.startswith("router") for e in params.read_file(p).engines}
     assert engines == {"choice", "rival-1", "rival-2"}
 
 
@@ -426,7 +426,7 @@ def test_a_written_run_measures_one_replicas_share(choice: Choice, tmp_path: Pat
     many = Choice(**{**choice.__dict__, "chosen": Candidate(**{**c.__dict__, "replicas": 2})})
     assert search.most_replicas(c) >= 2
     files = {p.name: p for p in choice_files.write_params(many, Path(), tmp_path)}
-    run = params.load(files["chat-choice.yaml"])
+    run = params.read_file(files["chat-choice.yaml"])
     sweep = run.sweeps["target-choice"]
     assert sweep.rates_per_s == [10.0] and sweep.engines == ["choice"]  # type: ignore[union-attr]
     engine = run.engines["choice"]
@@ -513,7 +513,7 @@ def test_a_card_of_ones_own_is_written_with_its_figures(tmp_path: Path) -> None:
     shapes = {(None, "auto"): run.shape}
     space = params.SearchSpace(quantization=["none"], kv_cache_dtype=["auto"], max_gpus=1, max_num_seqs=[256])
     found = choose(run.params, cards[-1:], shapes, where="f", space=space)
-    written = params.load(choice_files.write_params(found, tmp_path, tmp_path)[0])
+    written = params.read_file(choice_files.write_params(found, tmp_path, tmp_path)[0])
     assert written.hardware.figures == run.params.hardware.figures and written.hardware.price_per_hour == 3
 
 
@@ -530,7 +530,7 @@ def test_the_command_serves_the_model_itself(choice: Choice) -> None:
 def measured_run(choice: Choice, folder: Path, **seconds: float) -> Path:
     """A run folder of what --write-params wrote, as if every request had taken just so long."""
     written = choice_files.write_params(choice, Path(), folder / "params")
-    run_params = params.load(written[0])
+    run_params = params.read_file(written[0])
     run_dir = folder / run_params.run
     run_dir.mkdir()
     (run_dir / "params.yaml").write_text(params.dump(run_params))
@@ -623,7 +623,7 @@ def test_a_command_takes_a_flag_a_line() -> None:
 
 
 def test_a_chapter_where_the_parameters_ask_for_it() -> None:
-    asked, silent = params.loads(TEXT), params.loads(TEXT.split("choose:")[0])
+    asked, silent = params.read_text(TEXT), params.read_text(TEXT.split("choose:")[0])
     assert [s.notebook for s in pipeline.steps(asked, "f")][-1] == "choose"
     assert "choose" not in [s.notebook for s in pipeline.steps(silent, "f")]
 
@@ -684,6 +684,6 @@ def test_a_written_run_is_planned_by_skypilots_rules(choice: Choice, tmp_path: P
     for path in choice_files.write_params(choice, Path(), tmp_path):
         if path.name.startswith("router"):
             continue
-        run = params.load(path)
+        run = params.read_file(path)
         cards = {e.tensor_parallel_size * e.pipeline_parallel_size for e in run.engines.values()}  # type: ignore[union-attr]
         assert run.hardware.gpu in catalog.catalog() and len(cards) == 1

@@ -148,7 +148,7 @@ def test_predicted_with_the_given_settings_and_the_assumption_told() -> None:
         "p": {"kind": "prefix_cache", "prompt_tokens": 256, "output_tokens": 64, "concurrency": [2]},
     }
     run = params.RunParams.model_validate(data)
-    shape, gpu = model.load_shape(run.model, Path()), hardware.resolve(run.hardware)
+    shape, gpu = model.read_shape(run.model, Path()), hardware.resolve(run.hardware)
     said = predict.predict_run(run, shape, gpu, n_samples=2)
     limits = said["servers"]["far"]
     assert (limits["max_num_batched_tokens"], limits["max_num_seqs"]) == (1024, 2)

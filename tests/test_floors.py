@@ -15,7 +15,7 @@ from servebook.predictor.floors import floors
 from servebook.scoring.audit import audit
 
 H200 = catalog.resolve(HardwareParams(gpu="H200"))
-SHAPE = reader.load_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), Path())
+SHAPE = reader.read_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), Path())
 
 
 def of(facts: dict[str, Any] | None = None, shape: Any = SHAPE, prompt: int = 512, **given: Any) -> dict[str, float]:

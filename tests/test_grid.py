@@ -33,12 +33,12 @@ def test_one_valid_file_a_combination(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["grid", base, *sets, "--into", str(tmp_path)]) == 0
     made = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in made) and len(made) == 4
-    runs = [params.load(p) for p in made]
+    runs = [params.read_file(p) for p in made]
     assert [p.stem for p in made] == [r.run for r in runs] and runs[3].run == "h200-qwen2.5-7b-A100-80GB-SXM-1-2"
     assert [(r.hardware.gpu, r.sweeps["short_prompts"].concurrency) for r in runs] == [
         ("H200", [1]), ("H200", [1, 2]), ("A100-80GB-SXM", [1]), ("A100-80GB-SXM", [1, 2]),
     ]  # fmt: skip
-    assert runs[0].load == params.load(base).load  # the rest is base's
+    assert runs[0].load == params.read_file(base).load  # the rest is base's
 
 
 def test_another_source_of_the_model_takes_the_place_of_the_first(tmp_path: Path) -> None:
@@ -47,9 +47,9 @@ def test_another_source_of_the_model_takes_the_place_of_the_first(tmp_path: Path
     base.parent.mkdir()
     base.write_text(text)
     (one,) = write_grid(base, ["model.config=qwen2.5-0.5b"], tmp_path / "grid")
-    assert params.load(one).model.config == "qwen2.5-0.5b" and params.load(one).model.path is None
+    assert params.read_file(one).model.config == "qwen2.5-0.5b" and params.read_file(one).model.path is None
     (two,) = write_grid(base, ["load.seed=7"], tmp_path / "far" / "grid")
-    assert params.load(two).model.path == "../../models/m"  # still the same folder
+    assert params.read_file(two).model.path == "../../models/m"  # still the same folder
 
 
 def test_a_setting_changes_no_place_that_an_alias_repeats(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_setting_changes_no_place_that_an_alias_repeats(tmp_path: Path) -> Non
     base = tmp_path / "base.yaml"
     base.write_text(re.sub("(?m)^sweeps:$", f"sweeps:\n  one: &one {ONE}\n  two: *one", text))
     (made,) = write_grid(base, ["sweeps.one.prompt_tokens=32"], tmp_path / "grid")
-    sweeps = params.load(made).sweeps
+    sweeps = params.read_file(made).sweeps
     assert (sweeps["one"].prompt_tokens, sweeps["two"].prompt_tokens) == (32, 16)
 
 
@@ -83,7 +83,7 @@ def test_a_grid_that_cannot_be_meant_writes_nothing(tmp_path: Path, settings: li
 
 
 def test_every_gpu_that_the_engines_ask_for_is_rented() -> None:
-    data = params.load(ROOT / "params/h200-qwen2.5-7b.yaml").model_dump()
+    data = params.read_file(ROOT / "params/h200-qwen2.5-7b.yaml").model_dump()
     data["hardware"] = {"gpu": "A100-80GB-SXM"}
     data["engines"]["vllm"] |= {"tensor_parallel_size": 2, "data_parallel_size": 2}
     assert launch.gpus_of(params.RunParams.model_validate(data)) == "A100-80GB:4"
@@ -153,16 +153,16 @@ def test_the_task_asks_for_what_make_offers_and_says_so_where_skypilot_is_missin
 
 def test_another_card_leaves_the_price_of_the_first_and_every_title_tells_its_run(tmp_path: Path) -> None:
     base = ROOT / "params/h200-qwen2.5-7b.yaml"
-    assert params.load(base).hardware.price_per_hour > 0
+    assert params.read_file(base).hardware.price_per_hour > 0
     a40, h200 = write_grid(base, ["hardware.gpu=A40,H200"], tmp_path)
-    assert params.load(a40).hardware.price_per_hour == 0
+    assert params.read_file(a40).hardware.price_per_hour == 0
     assert "# price_per_hour of A40 left out: set it" in a40.read_text() and "left out" not in h200.read_text()
-    assert params.load(h200).hardware == params.load(base).hardware
-    assert params.load(a40).title == f"{params.load(base).title}: hardware.gpu A40"
+    assert params.read_file(h200).hardware == params.read_file(base).hardware
+    assert params.read_file(a40).title == f"{params.read_file(base).title}: hardware.gpu A40"
     (priced,) = write_grid(base, ["hardware.gpu=A40", "hardware.price_per_hour=0.4"], tmp_path)
-    assert params.load(priced).hardware.price_per_hour == 0.4
+    assert params.read_file(priced).hardware.price_per_hour == 0.4
     (titled,) = write_grid(base, ["hardware.gpu=A40", "title=Mine"], tmp_path)
-    assert params.load(titled).title == "Mine"
+    assert params.read_file(titled).title == "Mine"
 
 
 def test_a_fault_names_the_combination_and_no_line_of_a_file_that_is_not_written(tmp_path: Path) -> None:

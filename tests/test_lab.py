@@ -30,7 +30,7 @@ H200 = "h200-qwen2.5-7b (reference)"
 
 
 def test_explore_says_what_the_book_predicts() -> None:
-    run = runs.load(H200)
+    run = runs.read_run(H200)
     f = predict.forecaster(
         run.params, "vllm", run.shape, run.gpu, facts=run.facts["vllm"], measured=run.alone("vllm"),
         samples=forecasters.SAMPLES,
@@ -234,7 +234,7 @@ def test_what_is_exported_can_be_read_again(tmp_path: Path) -> None:
     assert len(rows) == len(curve.measured) and all(r["measured"] and r["predicted"] for r in rows)
     assert all(p.read_bytes()[:4] == b"\x89PNG" for p in curve.to_png(tmp_path / "c.png"))
     for s in (curve.setting, explore.Setting(gpu="A40", rate_per_s=2.0, ttft_slo_s=0.5, tensor_parallel_size=2)):
-        made = params.load(params_file.write(s, tmp_path / "p.yaml"))
+        made = params.read_file(params_file.write(s, tmp_path / "p.yaml"))
         assert (made.hardware.gpu, made.model.config) == (s.gpu, s.model) and made.slo == s.slo
 
 

@@ -78,7 +78,7 @@ def test_a_kept_runs_published_figures_follow_from_its_rows(name: str, tmp_path:
     t = tracker(begin, end, published.concurrency)
     for row in rows:
         t.finished.add(reply_of(row))
-    slo = params.load(run / "params.yaml").slo
+    slo = params.read_file(run / "params.yaml").slo
     found = summarize(POINT, t, slo, batching=engine == "vllm", scraper=None).to_json()
     for key in KEPT:
         wanted = getattr(published, key) and pytest.approx(getattr(published, key), rel=1e-4, abs=2e-6)

@@ -11,7 +11,7 @@ from servebook.predictor.scheduler import Request, Scheduler, SchedulerConfig
 
 @pytest.fixture(scope="module")
 def shape():
-    return model.load_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), Path("."))
+    return model.read_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), Path("."))
 
 
 def steps_of(prompts: int, prompt_tokens: int, budget: int, count: int) -> list[dict[str, int]]:

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 import report_data
 from servebook.config.params import ModelParams, Slo
-from servebook.model.reader import load_shape
+from servebook.model.reader import read_shape
 from servebook.report import mechanism_tables, tables
 from servebook.scoring import score, serving
 
-SHAPE = load_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), Path("."))
+SHAPE = read_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), Path("."))
 POINTS = score.complete_frame(report_data.points())
 
 

@@ -22,7 +22,7 @@ H200 = CARDS["H200"]
 
 def shape(quantization=None, kv="auto", config="llama-3.1-8b"):
     params = ModelParams(config=config, weights="dummy", quantization=quantization, kv_cache_dtype=kv)
-    return model.load_shape(params, Path("."))
+    return model.read_shape(params, Path("."))
 
 
 def times(s, gpu=H200, **more):
@@ -98,7 +98,7 @@ def test_a_saturated_api_server_merges_small_steps_and_falls_behind_large_ones()
 
 def test_experts_are_launched_one_by_one_only_beyond_the_graphs():
     params = ModelParams(config="qwen3-30b-a3b", weights="dummy")
-    experts = times(model.load_shape(params, Path(".")))
+    experts = times(model.read_shape(params, Path(".")))
     beyond, within = experts.launch(513), experts.launch(512)
     dense = 48 * experts.constants["layer_launch_s"]
     assert beyond == pytest.approx(dense + 48 * experts.constants["expert_launch_s"])

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from servebook.common.errors import ServebookError
 from servebook.config.params import ModelParams
-from servebook.model.reader import PACKAGED, from_config, load_shape, materialize, packaged
+from servebook.model.reader import PACKAGED, from_config, materialize, packaged, read_shape
 
 BASE = Path(".")
 
 
 def shape(name: str, **kw):
-    return load_shape(ModelParams(config=name, weights="dummy", **kw), BASE)
+    return read_shape(ModelParams(config=name, weights="dummy", **kw), BASE)
 
 
 def config(name: str, **changes) -> dict:
@@ -189,15 +189,15 @@ def test_what_cannot_be_read_is_one_line_with_the_file(changes: dict, said: str)
 
 def test_missing_packaged_name_folder_file_and_json(tmp_path: Path):
     with pytest.raises(ServebookError, match=r"Did you mean qwen2\.5-7b"):
-        load_shape(ModelParams(config="qwen25-7b", weights="dummy"), BASE)
+        read_shape(ModelParams(config="qwen25-7b", weights="dummy"), BASE)
     with pytest.raises(ServebookError, match="no such model folder"):
-        load_shape(ModelParams(path="nowhere"), tmp_path)
+        read_shape(ModelParams(path="nowhere"), tmp_path)
     (tmp_path / "m").mkdir()
     with pytest.raises(ServebookError, match=r"no config\.json"):
-        load_shape(ModelParams(path="m"), tmp_path)
+        read_shape(ModelParams(path="m"), tmp_path)
     (tmp_path / "m" / "config.json").write_text("{")
     with pytest.raises(ServebookError, match="not valid JSON"):
-        load_shape(ModelParams(path="m"), tmp_path)
+        read_shape(ModelParams(path="m"), tmp_path)
 
 
 def test_materialized_folder_is_written_once_and_its_tokenizer_is_whole(tmp_path: Path):

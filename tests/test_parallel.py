@@ -18,8 +18,8 @@ from servebook.predictor.priors import vllm_priors
 from servebook.predictor.steptime import VllmTimes
 
 ROOT = Path(__file__).parents[1]
-QWEN = model.load_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), ROOT)  # 28 query heads, 4 KV heads
-LLAMA = model.load_shape(ModelParams(config="qwen3-8b", weights="dummy"), ROOT)  # 32 and 8
+QWEN = model.read_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), ROOT)  # 28 query heads, 4 KV heads
+LLAMA = model.read_shape(ModelParams(config="qwen3-8b", weights="dummy"), ROOT)  # 32 and 8
 CARDS = hardware.catalog()
 H200, L40S = CARDS["H200"], CARDS["L40S"]
 
@@ -115,7 +115,7 @@ def test_kv_pools_of_several_gpus():
 
 def test_a_model_that_fits_only_on_several():
     big = {"gpu": "L4", "concurrency": (1,), "max_model_len": 2048}
-    one, _ = predicted(**big, shape=model.load_shape(ModelParams(config="qwen3-8b", weights="dummy"), ROOT))
+    one, _ = predicted(**big, shape=model.read_shape(ModelParams(config="qwen3-8b", weights="dummy"), ROOT))
     assert one[1]  # 16 GB on 22 GiB
     wide = LLAMA.with_layers(72)
     alone, _ = predicted(**big, shape=wide)
@@ -233,7 +233,7 @@ def test_the_point_keeps_its_causes_over_several_gpus():
 
 def test_quantized_inputs_of_row_parallel_matrices_are_split():
     """Q/K/V and gate/up read all of the hidden state on every rank, O and down the part that the rank computed."""
-    shape = model.load_shape(ModelParams(config="llama-3.1-8b", weights="dummy", quantization="fp8"), ROOT)
+    shape = model.read_shape(ModelParams(config="llama-3.1-8b", weights="dummy", quantization="fp8"), ROOT)
     whole, split = 32 * 2 * 4096, 32 * (4096 + 14336)
     for ranks in (1, 2, 8):
         inputs = sum(m.quantized_inputs for m in shape.rank(ranks).matrices)

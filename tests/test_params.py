@@ -17,9 +17,9 @@ DEMO = (ROOT / "params/demo.yaml").read_text()
 
 @pytest.mark.parametrize("path", sorted((ROOT / "params").glob("*.yaml")), ids=lambda p: p.stem)
 def test_shipped_files_are_valid_and_survive_a_round_trip(path):
-    run = params.load(path)
+    run = params.read_file(path)
     assert run.run == path.stem
-    assert params.loads(params.dump(run), base=path.parent) == run
+    assert params.read_text(params.dump(run), base=path.parent) == run
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_fault_is_one_line_with_key_line_and_nearest_name(old, new, line_of, e
     assert old in DEMO
     text = DEMO.replace(old, new, 1)
     with pytest.raises(ServebookError) as fault:
-        params.loads(text, "x.yaml")
+        params.read_text(text, "x.yaml")
     message = str(fault.value)
     assert "\n" not in message
     assert expect in message
@@ -87,7 +87,7 @@ def test_a_fault_is_one_line_with_key_line_and_nearest_name(old, new, line_of, e
 
 def test_a_missing_file_names_its_neighbour():
     with pytest.raises(ServebookError, match=r"Did you mean .*demo\.yaml"):
-        params.load(ROOT / "params/demoo.yaml")
+        params.read_file(ROOT / "params/demoo.yaml")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_what_no_run_can_mean_is_refused_at_check(old: str, new: str, expect: st
     """Each of these hung, overwrote another run, or failed only when an engine was up."""
     assert old in DEMO
     with pytest.raises(ServebookError) as fault:
-        params.loads(DEMO.replace(old, new, 1), "x.yaml")
+        params.read_text(DEMO.replace(old, new, 1), "x.yaml")
     assert expect in str(fault.value) and "\n" not in str(fault.value)
 
 
@@ -143,14 +143,16 @@ def test_a_url_is_one_of_a_server(url: str) -> None:
     text = DEMO.replace("    kind: naive\n", f"    kind: openai\n    url: {url}\n", 1)
     text = "\n".join(line for line in text.splitlines() if "device:" not in line)
     with pytest.raises(ServebookError, match=r"engines\.hf\.url: this is not a server's URL\. Write http://HOST:PORT"):
-        params.loads(text)
+        params.read_text(text)
 
 
 def test_c_1_points_of_one_name_are_refused() -> None:
     point = "{prompt_tokens: 64, output_tokens: 8, requests: %d}"
-    text = params.dump(params.loads(DEMO)).replace("calibration:\n", f"calibration:\n- {point % 3}\n- {point % 4}\n", 1)
+    text = params.dump(params.read_text(DEMO)).replace(
+        "calibration:\n", f"calibration:\n- {point % 3}\n- {point % 4}\n", 1
+    )
     with pytest.raises(ServebookError, match="calibration: 64 in, 8 out is given twice"):
-        params.loads(text)
+        params.read_text(text)
 
 
 def test_every_number_of_a_file_is_finite() -> None:

@@ -69,7 +69,7 @@ def test_a_finished_notebook_runs_in_its_own_folder_with_its_parameters(tmp_path
 
 
 def test_every_engine_has_its_sweeps_between_prediction_and_analysis():
-    run = params.load(ROOT / "params/demo.yaml")
+    run = params.read_file(ROOT / "params/demo.yaml")
     names = [s.copy_name for s in pipeline.steps(run, "params/demo.yaml")]
     assert names[:2] == ["00_preflight.ipynb", "01_prediction.ipynb"]
     assert names[2:7] == [
@@ -85,7 +85,7 @@ def test_every_engine_has_its_sweeps_between_prediction_and_analysis():
 
 
 def test_a_chapter_is_the_copy_that_holds_every_engine(tmp_path):
-    run = params.load(ROOT / "params/demo.yaml")
+    run = params.read_file(ROOT / "params/demo.yaml")
     for step in pipeline.steps(run, "params/demo.yaml"):
         (tmp_path / step.copy_name).touch()
     names = [p.name for p in pipeline.chapters(run, "params/demo.yaml", tmp_path)]

@@ -28,7 +28,7 @@ bench = importlib.util.module_from_spec(_spec)
 sys.modules["bench_predictor"] = bench
 _spec.loader.exec_module(bench)
 
-SHAPE = model.load_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), ROOT)
+SHAPE = model.read_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), ROOT)
 A40 = hardware.catalog()["A40"]
 
 
@@ -202,7 +202,7 @@ def test_a_pool_holds_no_more_repeated_prompts_than_fit_it():
 
 def test_fp8_weights_and_activations_on_an_h200():
     h200 = hardware.catalog()["H200"]
-    fp8 = model.load_shape(ModelParams(config="qwen2.5-7b", weights="dummy", quantization="fp8"), ROOT)
+    fp8 = model.read_shape(ModelParams(config="qwen2.5-7b", weights="dummy", quantization="fp8"), ROOT)
     both = [server_limits.server("vllm", run_params().engines["vllm"], s, h200) for s in (SHAPE, fp8)]
     plain, quantized = (
         s.times({n: p.value for n, p in vllm_priors(s.shape, h200).items()}) for s in both
@@ -222,7 +222,7 @@ def test_fp8_weights_and_activations_on_an_h200():
 
 
 def test_kv_pool_is_near_what_the_engines_reported():
-    q8 = model.load_shape(ModelParams(config="qwen3-8b", weights="dummy"), ROOT)
+    q8 = model.read_shape(ModelParams(config="qwen3-8b", weights="dummy"), ROOT)
     for shape, gpu, reported, off in ((SHAPE, "A40", 430_528, 0.1), (q8, "A100-80GB-SXM", 410_240, 0.03)):
         engine = params.VllmEngine(kind="vllm", max_num_batched_tokens=2048)
         s = server_limits.server("vllm", engine, shape, hardware.catalog()[gpu])

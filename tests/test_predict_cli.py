@@ -136,7 +136,7 @@ def test_a_price_is_a_number_from_zero_on(capsys, gpu):
 
 
 def test_the_table_of_capacity_names_its_loops_and_its_currency():
-    run = params.load(ROOT / "params/a40-qwen2.5-7b.yaml")
+    run = params.read_file(ROOT / "params/a40-qwen2.5-7b.yaml")
     head = capacity_cli.text([], 512, 128, run, False).splitlines()
     assert head[1].split() == ["closed", "loop", "open", "loop"] and head[2].endswith("USD/1M tokens")
 
@@ -212,7 +212,7 @@ def test_a_plan_stays_within_its_budget_and_names_the_limit_that_keeps_every_swe
 
 
 def test_capacity_says_why_an_open_loop_carries_more():
-    run = params.load(ROOT / "params/a40-qwen2.5-7b.yaml")
+    run = params.read_file(ROOT / "params/a40-qwen2.5-7b.yaml")
     closed = {"concurrency": 7, "output_tok_per_s": 220.0}
     rate = {"rate_per_s": 5.0, "output_tok_per_s": 660.0, "cost_per_million_output_tokens": None}
     row = {"engine": "vllm", "case": "as it is", "note": None, "by_concurrency": closed, "by_rate": rate}
@@ -255,7 +255,7 @@ def test_capacity_is_of_the_runs_workload(tmp_path, capsys):
 
 def test_capacity_takes_the_words_of_measure(tmp_path):
     (tmp_path / "p.yaml").write_text(CAPACITY)
-    run = params.load(tmp_path / "p.yaml")
+    run = params.read_file(tmp_path / "p.yaml")
     assert capacity_cli.requests_of(run, None, None, None) is capacity_cli.requests_of(run, "talk", None, None)
     asked = capacity_cli.requests_of(run, None, "800:1200", "64")
     assert asked.varies and asked.mean_tokens() == (1000, 64)

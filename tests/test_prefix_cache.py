@@ -33,7 +33,7 @@ sweeps:
 
 
 def specs(engine: str) -> list[points.PointSpec]:
-    return params.loads(RUN).sweep_points("warm", engine)
+    return params.read_text(RUN).sweep_points("warm", engine)
 
 
 def test_repeated_points_only_where_something_is_cached() -> None:

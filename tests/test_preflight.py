@@ -322,7 +322,7 @@ def test_the_hub_is_asked_for_the_very_model(
     monkeypatch: pytest.MonkeyPatch, answer: int, status: str, words: str
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "planted-4711")
-    monkeypatch.setattr("servebook.model.load_shape", lambda *_: SimpleNamespace(weight_bytes=10**9))
+    monkeypatch.setattr("servebook.model.read_shape", lambda *_: SimpleNamespace(weight_bytes=10**9))
     with hub(answer, monkeypatch) as asked:
         machine = preflight.Machine(run_params(model={"hub": "some/model", "revision": "v1"}), None, None)
         check = found("model", machine)
@@ -376,7 +376,7 @@ def test_a_check_that_breaks_does_not_hide_the_others(monkeypatch: pytest.Monkey
 def test_bfloat16_on_a_processor_on_which_vllm_ends_is_a_warning():
     def engines_of(dtype: str, flags: set[str]) -> tuple[Any, ...]:
         text = (ROOT / "params/demo.yaml").read_text().replace("dtype: float32", f"dtype: {dtype}")
-        machine = preflight.Machine(params.loads(text), ROOT / "params", None)
+        machine = preflight.Machine(params.read_text(text), ROOT / "params", None)
         machine.gpu, machine.cpu_flags = None, flags  # type: ignore[misc]
         return preflight.needs.engines(machine)
 

@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
-from servebook.config.params import HardwareParams, ModelParams, load
+from servebook.config.params import HardwareParams, ModelParams, read_file
 from servebook.hardware.catalog import resolve
-from servebook.model.reader import load_shape, packaged
+from servebook.model.reader import packaged, read_shape
 from servebook.predictor import roofline as r
 
 ROOT = Path(__file__).parents[1]
@@ -32,9 +32,9 @@ def test_rows_are_tidy_named_as_in_params_and_physical(run: str):
     assert {*NEEDED.split(), *METRICS} <= set(data[0])
     keys = [(d["sweep"], d["engine"], d["point"]) for d in data]
     assert len(set(keys)) == len(keys)
-    params = load(ROOT / "params" / f"{run}.yaml")
+    params = read_file(ROOT / "params" / f"{run}.yaml")
     assert resolve(params.hardware).name == json.loads((PUBLISHED / f"{run}.facts.json").read_text())["gpu"]
-    shape = load_shape(ModelParams(config=run.split("-", 1)[1], weights="dummy"), ROOT)
+    shape = read_shape(ModelParams(config=run.split("-", 1)[1], weights="dummy"), ROOT)
     assert run.split("-", 1)[1] in packaged()
     gpu = resolve(params.hardware)
     for d in data:
@@ -73,7 +73,7 @@ def test_decode_rate_is_running_over_tpot():
 
 
 def test_predictions_in_ink_follow_from_the_formulas():
-    shape = load_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), ROOT)
+    shape = read_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), ROOT)
     for d in rows("a40-qwen2.5-7b.predicted.csv"):
         c = int(d["concurrency"])
         if d["table"] == "decode_only":
@@ -92,7 +92,7 @@ def test_facts_agree_with_the_arithmetic():
     for run, config in (("a40-qwen2.5-7b", "qwen2.5-7b"), ("a100-qwen3-8b", "qwen3-8b")):
         facts = json.loads((PUBLISHED / f"{run}.facts.json").read_text())
         vllm = facts["engines"]["vllm"]
-        shape = load_shape(ModelParams(config=config, weights="dummy"), ROOT)
+        shape = read_shape(ModelParams(config=config, weights="dummy"), ROOT)
         assert vllm["kv_cache_tokens"] % 16 == 0
         assert vllm["kv_cache_tokens"] * shape.kv_bytes_per_token / 2**30 == pytest.approx(
             vllm["kv_cache_gib"], abs=0.005

@@ -8,7 +8,7 @@ import pytest
 from servebook.common.errors import ServebookError
 from servebook.config.params import ModelParams
 from servebook.hardware.catalog import GIB, catalog
-from servebook.model.reader import ModelShape, load_shape
+from servebook.model.reader import ModelShape, read_shape
 from servebook.predictor import roofline as r
 
 A40, A100 = catalog()["A40"], catalog()["A100-80GB-SXM"]
@@ -16,7 +16,7 @@ BW, VLLM, HF = 505e9, 76.6e12, 68.8e12  # post 2's effective rates
 
 
 def packaged(name: str) -> ModelShape:
-    return load_shape(ModelParams(config=name, weights="dummy"), Path("."))
+    return read_shape(ModelParams(config=name, weights="dummy"), Path("."))
 
 
 QWEN25, QWEN3 = packaged("qwen2.5-7b"), packaged("qwen3-8b")

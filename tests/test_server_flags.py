@@ -9,10 +9,10 @@ from servebook.common.errors import ServebookError
 from servebook.config.engines import VllmEngine
 from servebook.config.params import ModelParams
 from servebook.hardware.catalog import catalog
-from servebook.model.reader import load_shape
+from servebook.model.reader import read_shape
 from servebook.predictor.server_limits import PredictedServer, server
 
-SHAPE = load_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), Path("."))
+SHAPE = read_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), Path("."))
 
 
 def served(*flags: str, **settings: object) -> PredictedServer:

@@ -11,7 +11,7 @@ from servebook.config import params, request_plan
 from servebook.config.points import PointSpec
 from servebook.config.workloads import Workload
 from servebook.hardware import catalog
-from servebook.model.reader import load_shape
+from servebook.model.reader import read_shape
 from servebook.predictor.any_load import predict_load
 from servebook.predictor.predict import predict_run
 from servebook.predictor.scheduler import SchedulerConfig
@@ -106,8 +106,8 @@ sweeps:
 
 
 def test_predictions_are_distributions_with_intervals():
-    p = params.loads(RUN)
-    shape, gpu = load_shape(p.model, None), catalog.resolve(p.hardware)
+    p = params.read_text(RUN)
+    shape, gpu = read_shape(p.model, None), catalog.resolve(p.hardware)
     found = {x["sweep"]: x for x in predict_run(p, shape, gpu, n_samples=4)["points"]}
     for name in ("steps", "rates", "short", "bursts"):
         x = found[name]
@@ -126,7 +126,7 @@ def test_predictions_are_distributions_with_intervals():
 
 
 def test_any_load_without_a_run():
-    shape, gpu = load_shape(params.ModelParams(config="qwen2.5-7b", weights="dummy"), None), catalog.catalog()["H200"]
+    shape, gpu = read_shape(params.ModelParams(config="qwen2.5-7b", weights="dummy"), None), catalog.catalog()["H200"]
     engine = params.VllmEngine(kind="vllm")
     workload = Workload(prompt_tokens="900:1100", output_tokens=50)
     closed = predict_load(shape, gpu, engine, workload, concurrency=8, requests=40, samples=0)
@@ -136,7 +136,7 @@ def test_any_load_without_a_run():
 
 
 def test_groups_of_a_data_parallel_server_share_a_finite_run_out():
-    shape, gpu = load_shape(params.ModelParams(config="qwen2.5-7b", weights="dummy"), None), catalog.catalog()["H200"]
+    shape, gpu = read_shape(params.ModelParams(config="qwen2.5-7b", weights="dummy"), None), catalog.catalog()["H200"]
     workload = Workload(prompt_tokens="900:1100", output_tokens=50)
     one, two = (
         predict_load(

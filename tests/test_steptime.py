@@ -18,7 +18,7 @@ A40 = CATALOG["A40"]
 
 @pytest.fixture(scope="module")
 def qwen():
-    return model.load_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), Path("."))
+    return model.read_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), Path("."))
 
 
 def constants(**over):
@@ -105,7 +105,7 @@ def test_naive_is_launch_bound_on_a_fast_card_only(qwen):
 def test_on_a_cpu_attention_grows_the_naive_servers_tpot_and_launches_hide_nothing():
     # the demo's model on two cores: 3.4 ms a token at 128 tokens of context and 5.0 at 1,024. A profile of the decode
     # step says why: PyTorch's attention kernel (0.2 → 1.0 ms a layer), not the copies of torch.cat (0.02 ms)
-    tiny = model.load_shape(ModelParams(config="tiny-qwen2", weights="dummy"), Path("."))
+    tiny = model.read_shape(ModelParams(config="tiny-qwen2", weights="dummy"), Path("."))
     cpu = hardware.Gpu(
         name="CPU", fp16_tflops=0.17, bf16_tflops=0.33, memory_bandwidth_gb_per_s=23, memory_gib=8, generation="cpu"
     )
@@ -125,7 +125,7 @@ def test_on_a_cpu_attention_grows_the_naive_servers_tpot_and_launches_hide_nothi
 def test_sliding_window_bounds_what_decodes_read():
     import dataclasses
 
-    shape = model.load_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), Path("."))
+    shape = model.read_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), Path("."))
     (every,) = shape.attention
     windowed = dataclasses.replace(
         shape, attention=(dataclasses.replace(every, kind="sliding", window=1000, limit=1000),)
@@ -194,7 +194,7 @@ def test_without_graphs_decode_is_launch_bound_too(qwen):
 
 def test_weights_that_are_unpacked_cost_gemms_what_they_save_in_reads():
     a100 = CATALOG["A100-80GB-SXM"]
-    load = lambda q: model.load_shape(ModelParams(config="qwen2.5-7b", weights="dummy", quantization=q), Path("."))  # noqa: E731
+    load = lambda q: model.read_shape(ModelParams(config="qwen2.5-7b", weights="dummy", quantization=q), Path("."))  # noqa: E731
     plain, int4, fp8 = (VllmTimes(load(q), a100, constants(overlap_loss=0.3)).weights for q in (None, "int4", "fp8"))
     assert int4.step_s(1, 1) < 0.4 * plain.step_s(1, 1)  # one token: a quarter of the bytes
     assert int4.step_s(2048, 1) > plain.step_s(2048, 1)  # a large batch: slower

@@ -36,7 +36,7 @@ def rows_of(run, sweep, point):
 
 
 def test_every_load_was_sent_as_it_was_predicted(run):
-    p, found = params.load(run / "params.yaml"), points_of(run)
+    p, found = params.read_file(run / "params.yaml"), points_of(run)
     for sweep in p.sweeps:
         for spec in p.sweep_points(sweep, "vllm"):
             point, rows = found[sweep, spec.point], rows_of(run, sweep, spec.point)

@@ -25,7 +25,7 @@ SMALL = "{config: tiny-qwen2, weights: dummy}"
 
 
 def warned(tmp_path: Path, model: str = SMALL, engine: str = "{kind: naive}") -> list[str]:
-    return preflight.warnings(params.loads(TEXT.format(model=model, engine=engine)), tmp_path / "project/params")
+    return preflight.warnings(params.read_text(TEXT.format(model=model, engine=engine)), tmp_path / "project/params")
 
 
 def test_paths_that_leave_the_project_are_said(tmp_path: Path) -> None:

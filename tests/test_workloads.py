@@ -78,7 +78,7 @@ sweeps:
 """
     )
     (tmp_path / "p.yaml").write_text(text)
-    p = params.load(tmp_path / "p.yaml")
+    p = params.read_file(tmp_path / "p.yaml")
     names = {s: [x.point for x in p.sweep_points(s, "vllm")] for s in p.sweeps}
     assert names["steps"] == ["c0001", "c0008", "c0064"] and names["bursts"] == ["b00050", "b00200"]
     assert names["replay"] == ["x001.000", "x002.500"] and names["rates"] == ["r2.000", "r8.000"]
@@ -86,7 +86,7 @@ sweeps:
     assert (replay.prompt_tokens, replay.output_tokens, replay.requests, replay.closed) == (15, 5, 2, False)
     assert request_plan.due_times(replay, p.load, 2).tolist() == [0.0, 0.4]
     assert p.sweep_points("capped", "vllm")[0].clients is None
-    again = params.loads(params.dump(p), "stored", tmp_path)  # what a run stores says the same
+    again = params.read_text(params.dump(p), "stored", tmp_path)  # what a run stores says the same
     assert again == p and again.sweep_points("steps", "vllm") == p.sweep_points("steps", "vllm")
 
 
@@ -111,7 +111,7 @@ sweeps:
 )  # fmt: skip
 def test_what_cannot_be_is_one_line(text, what):
     with pytest.raises(ServebookError, match=what) as caught:
-        params.loads(HEAD + text)
+        params.read_text(HEAD + text)
     assert "\n" not in str(caught.value)
 
 

@@ -15,7 +15,7 @@ DEMO = (ROOT / "params/demo.yaml").read_text(encoding="utf-8")
 
 def refused(text: str, what: str) -> None:
     with pytest.raises(ServebookError, match=what) as told:
-        params.loads(text)
+        params.read_text(text)
     assert len(str(told.value).splitlines()) == 1
 
 
@@ -51,15 +51,15 @@ def test_aliases_that_multiply_are_counted_and_not_written_out() -> None:
 
 def test_a_merge_is_overridden_by_the_keys_beside_it() -> None:
     text = DEMO.replace("load:", "load:\n  <<: {jitter_s: 0.25, seed: 5}\n  seed: 9", 1)
-    load = params.loads(text).load
-    assert load.seed == 9 and load.jitter_s in (0.25, params.loads(DEMO).load.jitter_s)
+    load = params.read_text(text).load
+    assert load.seed == 9 and load.jitter_s in (0.25, params.read_text(DEMO).load.jitter_s)
 
 
 @pytest.mark.parametrize(("seed", "good"), [(-1, False), (0, True), (2**63, False)])
 def test_a_seed_is_a_whole_number_from_0_on(seed: int, good: bool) -> None:
     text = DEMO.replace("load:", f"load:\n  seed: {seed}", 1)
     if good:
-        assert params.loads(text).load.seed == seed
+        assert params.read_text(text).load.seed == seed
     else:
         refused(text, "load.seed")
 
@@ -73,7 +73,7 @@ def test_a_file_that_is_not_utf8_or_has_no_end(tmp_path: Path) -> None:
         (tmp_path, "folder|directory"),
     ):
         with pytest.raises(ServebookError, match=f"(?i){what}"):
-            params.load(path)
+            params.read_file(path)
 
 
 def test_the_field_with_the_fault_is_named_also_in_a_kind_of_the_same_name() -> None:

@@ -140,7 +140,7 @@ def _preflight(options: argparse.Namespace) -> int:
 
     if options.params:  # not through Book: a model that cannot be loaded is one of the findings
         path = find_params(options.params)
-        run = params.load(path)
+        run = params.read_file(path)
         checks = preflight.run(run, path.resolve().parent, outputs_folder() / run.run)
     else:
         checks = preflight.run(None, None, None)

@@ -28,7 +28,7 @@ def write_grid(base: Path, settings: Sequence[str], into: Path) -> list[Path]:
     that name and the values that vary). Raises ServebookError for an unknown key, an invalid value, or two combinations
     with the same name.
     """
-    params.load(base)
+    params.read_file(base)
     text = base.read_text(encoding="utf-8")
     axes = [_axis(s) for s in settings]
     if (count := math.prod(len(choices) for _, choices in axes)) > MOST_FILES:
@@ -49,7 +49,7 @@ def write_grid(base: Path, settings: Sequence[str], into: Path) -> list[Path]:
         body = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
         made[data["run"]] = f"# {base.name} with {told}: made by servebook grid\n{notes}{body}"
         try:
-            one = params.loads(body, base=into)
+            one = params.read_text(body, base=into)
             if one.hardware.gpu != "detect":
                 hardware.resolve(one.hardware)  # a name that no catalog entry has
         except ServebookError as error:  # a line number of a file that is not written would not help

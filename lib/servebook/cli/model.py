@@ -56,14 +56,14 @@ def shape_of(source: str, dtype: str, quantization: str | None, kv_cache_dtype: 
         name = folder.name if path.name == "config.json" else path.stem
         return reader.from_config(config, name=name, source=source, sidecar=reader.read_sidecar(folder), **settings)
     if path.is_dir():
-        return reader.load_shape(ModelParams(path=str(path.resolve()), **settings), Path())
+        return reader.read_shape(ModelParams(path=str(path.resolve()), **settings), Path())
     if source in reader.packaged():
-        return reader.load_shape(ModelParams(config=source, weights="dummy", **settings), Path())
+        return reader.read_shape(ModelParams(config=source, weights="dummy", **settings), Path())
     if source.count("/") != 1 or source.startswith((".", "/", "~")) or source.endswith(".json"):
         raise ServebookError(
             "no such file, folder or packaged model", source, f"Packaged are {', '.join(reader.packaged())}"
         )
-    return reader.load_shape(ModelParams(hub=source, **settings), Path())
+    return reader.read_shape(ModelParams(hub=source, **settings), Path())
 
 
 def text(report: dict[str, Any], shape: ModelShape) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from ..common import files
 from ..common.errors import ServebookError
 
-SYNTAX = "512, 100:1000 (uniform), normal:512,128 or lognormal:512,256 (mean, sd; optional bounds: normal:512,128,LOW,HIGH)"
+SYNTAX = "512, 100:1000 (uniform), normal:512,128 or lognormal:512,256 (mean, sd; with bounds: normal:512,128,LOW,HIGH)"
 
 
 UNBOUNDED = 1 << 20  # the upper bound of a distribution without one

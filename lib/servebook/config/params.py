@@ -49,7 +49,7 @@ __all__ = [
     "ArrivalRateSweep", "BatchingEngine", "BurstSweep", "CalibrationPoint", "ConcurrencySweep", "Engine",
     "HardwareFigures", "HardwareParams", "Load", "ModelParams", "NaiveEngine", "OpenAIEngine", "PrefixCacheSweep",
     "PromptLengthSweep", "RunParams", "SearchSpace", "Slo", "Sweep", "TargetLoad", "TraceSweep", "VllmEngine",
-    "Workload", "dump", "load", "loads",
+    "Workload", "dump", "read_file", "read_text",
 ]  # fmt: skip
 
 
@@ -271,8 +271,8 @@ class RunParams(Strict):
         return s.points(sweep, engine, self.engines[engine], capacity_per_s)
 
 
-def load(path: Path | str) -> RunParams:
-    """Read and validate a parameter file.
+def read_file(path: Path | str) -> RunParams:
+    """The validated parameters of a parameter file.
 
     Raises ServebookError with file, line and key for anything unreadable, unknown or of the wrong type. It reports the
     first fault and the number of further ones.
@@ -293,11 +293,11 @@ def load(path: Path | str) -> RunParams:
             else "Give the path of a parameter file such as params/demo.yaml"
         )
         raise ServebookError(f"cannot read the parameter file ({error.strerror})", str(path), hint) from error
-    return loads(text, str(path), path.parent)
+    return read_text(text, str(path), path.parent)
 
 
-def loads(text: str, where: str = "params", base: Path = Path()) -> RunParams:
-    """As load, from YAML text; `where` names it in messages, `base` is the folder of relative trace paths."""
+def read_text(text: str, where: str = "params", base: Path = Path()) -> RunParams:
+    """As read_file, from YAML text; `where` names it in messages, `base` is the folder of relative trace paths."""
     params = strict_yaml.validate(text, RunParams, where)
     for name, workload in params.workloads.items():
         if workload.trace is not None:

@@ -44,7 +44,7 @@ def setting_from(base: str | Setting | None, changes: Mapping[str, Any]) -> Sett
 
 def run_setting(name: str, engine: str | None = None) -> Setting:
     """What a run's engine served, at the largest load of its first sweep."""
-    run = runs.load(name)
+    run = runs.read_run(name)
     known = run.params.engines
     asked = engine or "vllm"
     own = asked if asked in known else engine_of(run, asked) or next(iter(known))

@@ -79,7 +79,7 @@ def measuring(s: Setting) -> list[tuple[Run, str]]:
     names = sorted(runs.names(), key=lambda name: name != s.run)
     found = []
     for name in names:
-        run = runs.load(name)
+        run = runs.read_run(name)
         engines = [e for e in run.params.engines if any(p.engine == e for p in run.points)]
         found += [(run, e) for e in engines if not differences(s, run, e)]
     return found

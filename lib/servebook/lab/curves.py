@@ -104,7 +104,7 @@ def against(
     not what the run measured, the answer says what differs and gives no error; a stored run that did measure it takes
     its place.
     """
-    stored = runs.load(run)
+    stored = runs.read_run(run)
     name = engine
     if name is not None and name not in stored.params.engines:
         name = engine_of(stored, name)

@@ -57,7 +57,7 @@ def _server_of(s: Setting) -> Setting:
 
 def _version(s: Setting) -> int:
     """Another number when points came to the loaded run."""
-    return runs.load(s.run).version if s.run else 0
+    return runs.read_run(s.run).version if s.run else 0
 
 
 def _widened(m: PredictedValue, sd: float) -> PredictedValue:
@@ -72,7 +72,7 @@ def learns_from(s: Setting) -> runs.Run | None:
     """The run whose C = 1 points the constants come from: the loaded one, where the GPU is its own."""
     if s.run is None:
         return None
-    run = runs.load(s.run)
+    run = runs.read_run(s.run)
     engine = s.engine if s.engine in run.params.engines else engine_of(run, s.engine)
     return run if engine is not None and s.card.name == run.gpu.name else None
 
@@ -88,7 +88,7 @@ def type_change(s: Setting) -> float:
 
 @lru_cache(maxsize=256)
 def _forecaster(s: Setting, version: int) -> Forecaster:
-    run = runs.load(s.run) if s.run else None
+    run = runs.read_run(s.run) if s.run else None
     known = list(run.params.engines) if run else []
     if s.engine not in (*NAMES, *known):
         raise ServebookError(
@@ -123,7 +123,7 @@ def _forecaster(s: Setting, version: int) -> Forecaster:
 @lru_cache(maxsize=16)
 def _calibrated(name: str, engine: str, version: int) -> Forecaster:
     """A run's own engine, with the constants that its C = 1 points teach."""
-    run = runs.load(name)
+    run = runs.read_run(name)
     f = forecaster(
         run.params, engine, run.shape, run.gpu, facts=run.facts.get(engine), measured=run.alone(engine), samples=SAMPLES
     )

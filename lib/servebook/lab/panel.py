@@ -75,7 +75,7 @@ class Panel:
                     control.value = value
                 else:
                     choose(control, value)
-            name = "none" if s.run is None else runs.load(s.run).name
+            name = "none" if s.run is None else runs.read_run(s.run).name
             if self.run.value != name:
                 choose(self.run, name)
                 self._list_sweeps()
@@ -130,7 +130,7 @@ class Panel:
                 self._list_sweeps()
             if self.sweep.value in self._measured:
                 run, engine, sweep = self._measured[self.sweep.value]
-                self._set(of_run(runs.load(run), engine, sweep))
+                self._set(of_run(runs.read_run(run), engine, sweep))
         except ServebookError as error:
             self._show("now", lab_html.page([_trouble(error)], error.line()))
             return
@@ -141,7 +141,7 @@ class Panel:
         try:
             self._measured = {}
             if self.run.value != "none":
-                run = runs.load(self.run.value)
+                run = runs.read_run(self.run.value)
                 for engine in curves.measured_engines(run):
                     for sweep in run.sweeps(engine):
                         self._measured[f"{sweep}, {engine}"] = (self.run.value, engine, sweep)

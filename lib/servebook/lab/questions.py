@@ -72,7 +72,7 @@ def learned_text(s: Setting) -> str:
         return f"{drawn}; constants from the datasheet and priors, no measurement."
     run = forecasters.learns_from(s)
     if run is None:
-        own = runs.load(s.run)
+        own = runs.read_run(s.run)
         return f"{drawn}; constants from the datasheet and priors, as {own.name} ran on {own.gpu.name}."
     text = f"{drawn}; constants learned from the C = 1 points of {run.name}"
     if comparable.differences(s, run, _engine(s, run)):

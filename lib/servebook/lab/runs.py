@@ -13,7 +13,7 @@ from ..common.files import ROOT
 from ..common.measured_point import MeasuredPoint
 from ..config import params, points
 from ..hardware.catalog import Gpu, resolve
-from ..model.reader import ModelShape, load_shape
+from ..model.reader import ModelShape, read_shape
 from ..run.book import Book, outputs_folder
 from ..run_folder import published, results
 from ..run_folder.layout import RunFiles, run_folders
@@ -67,7 +67,7 @@ def names() -> dict[str, Path]:
     return {name: path for name, path in found.items() if path.suffix == ".csv" or RunFiles(path).points()}
 
 
-def load(name: str) -> Run:
+def read_run(name: str) -> Run:
     """A run by its name (see names; without the bracket it is found too), its folder, or a CSV of measured points.
 
     Raises ServebookError for a name that no run has and for a folder that holds none.
@@ -97,10 +97,10 @@ def _stored(folder: Path, label: str, stamp: int) -> Run:
 def _published(csv: Path, label: str) -> Run:
     measured, facts = published.read(csv)
     file = ROOT / "params" / f"{csv.stem}.yaml"
-    run_params = params.load(file)
-    shape = load_shape(run_params.model, file.parent)
+    run_params = params.read_file(file)
+    shape = read_shape(run_params.model, file.parent)
     engines = facts.get("engines", facts)
     return Run(label, run_params, file.parent, shape, resolve(run_params.hardware), engines, measured, published=True)
 
 
-__all__ = ["Run", "load", "names"]
+__all__ = ["Run", "names", "read_run"]

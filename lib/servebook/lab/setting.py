@@ -114,7 +114,7 @@ class Setting:
     @property
     def naive(self) -> bool:
         """Whether it is a server of batch 1."""
-        known = runs.load(self.run).params.engines if self.run else {}
+        known = runs.read_run(self.run).params.engines if self.run else {}
         return known[self.engine].kind == "naive" if self.engine in known else self.engine == "naive"
 
     @property
@@ -198,7 +198,7 @@ def _shape(name: str, quantization: str | None, kv_cache_dtype: str, dtype: str)
         ModelParams, **{where: name}, weights="dummy", quantization=quantization, kv_cache_dtype=kv_cache_dtype,
         dtype=dtype,
     )  # fmt: skip
-    return model.load_shape(asked, Path())
+    return model.read_shape(asked, Path())
 
 
 @lru_cache(maxsize=64)

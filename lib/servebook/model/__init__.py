@@ -3,11 +3,11 @@
 from .reader import (
     PACKAGED,
     from_config,
-    load_shape,
     local_folder,
     materialize,
     model_name,
     packaged,
+    read_shape,
     read_sidecar,
 )
 from .shape import ModelShape
@@ -16,10 +16,10 @@ __all__ = [
     "PACKAGED",
     "ModelShape",
     "from_config",
-    "load_shape",
     "local_folder",
     "materialize",
     "model_name",
     "packaged",
+    "read_shape",
     "read_sidecar",
 ]

@@ -20,7 +20,7 @@ from .quantization import online
 from .shape import DTYPE_BYTES, ModelShape
 from .tree import text_of, tree_of
 
-__all__ = ["ModelShape", "from_config", "load_shape", "materialize", "model_name", "packaged", "read_config"]
+__all__ = ["ModelShape", "from_config", "materialize", "model_name", "packaged", "read_config", "read_shape"]
 
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 HUB_TIMEOUT_S = 10.0
@@ -172,7 +172,7 @@ def model_name(model: ModelParams) -> str:
     return model.config or model.hub or Path(str(model.path)).name
 
 
-def load_shape(model: ModelParams, base: Path) -> ModelShape:
+def read_shape(model: ModelParams, base: Path) -> ModelShape:
     """The shape of a run's model. Raises ServebookError as read_config and from_config do."""
     config, where = read_config(model, base)
     return from_config(
@@ -214,5 +214,5 @@ def materialize(model: ModelParams, base: Path, into: Path) -> Path | str:
         if model.weights == "real" or any((folder / f).exists() for f in TOKENIZER_FILES):
             return folder
     config, _ = read_config(model, base)
-    shape = load_shape(model, base)
+    shape = read_shape(model, base)
     return write_model_folder(config, vocab=shape.vocab, context=shape.max_context_tokens, into=into / shape.name)

@@ -50,7 +50,7 @@ class Book(WorkingRun):
         if stored := os.environ.get(STORED):
             return ReplayedRun.at(Path(stored))
         path_as_typed, path = params_path, find_params(params_path)
-        run_params = params.load(path)
+        run_params = params.read_file(path)
         book = cls(run_params, outputs_folder() / run_params.run, path.resolve().parent)
         book._check_context(str(path_as_typed))
         book._refuse_secrets(str(path_as_typed))
@@ -66,7 +66,7 @@ class Book(WorkingRun):
             raise ServebookError(
                 "no run is stored here", str(run_dir), "Give a folder under outputs/ that holds params.yaml"
             )
-        return cls(params.load(resolved), run_dir, run_dir)
+        return cls(params.read_file(resolved), run_dir, run_dir)
 
     def _check_context(self, where: str) -> None:
         """Reject prompts that no engine of the run accepts, before any work."""

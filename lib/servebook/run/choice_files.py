@@ -56,7 +56,7 @@ def write_params(choice: Choice, base: Path, into: Path) -> list[Path]:
     for members in groups.values():
         run = f"{choice.workshop.params.run}-{members[0][0]}"
         body = yaml.safe_dump(_run(choice, run, members, base, into), sort_keys=False, allow_unicode=True, width=120)
-        config.loads(body, f"{run}.yaml", into)
+        config.read_text(body, f"{run}.yaml", into)
         head = f"# Measures {', '.join(f'{n}: {c.set_up.name}' for n, c in members)}.\n# Made by servebook choose; "
         head += f"one replica's share of: {choice.target.says()}.\n"
         texts[into / f"{run}.yaml"] = head + body

@@ -9,8 +9,7 @@ from typing import Any
 
 from .. import model
 from ..common.errors import ServebookError
-from ..config.params import HardwareParams, VllmEngine
-from ..config.params import load as load_params
+from ..config.params import HardwareParams, VllmEngine, read_file
 from ..config.points import CALIBRATION
 from ..config.search_space import SearchSpace
 from ..hardware import catalog, prices
@@ -41,7 +40,7 @@ def choice_for(
         for precision in precisions(params.model, asked, run.shape, card.gpu):
             if precision not in shapes:
                 changed = dict(zip(("quantization", "kv_cache_dtype"), precision, strict=True))
-                shapes[precision] = model.load_shape(params.model.model_copy(update=changed), run.base)
+                shapes[precision] = model.read_shape(params.model.model_copy(update=changed), run.base)
     own = params.model.quantization, params.model.kv_cache_dtype
     shapes.setdefault(own, run.shape)
     return choose(params, cards, shapes, where=where, space=asked, calibrated=_learned(run))
@@ -119,7 +118,7 @@ def kept_points(run: StoredRun, folders: Sequence[Path]) -> list[dict[str, Any]]
     for folder in folders:
         for path in sorted(folder.glob("*/params.yaml")):
             try:
-                kept = StoredRun(load_params(path), path.parent, path.parent)
+                kept = StoredRun(read_file(path), path.parent, path.parent)
                 alike = _size(kept) == wanted
             except ServebookError:
                 continue  # skip runs whose model or parameters cannot be read any more

@@ -10,7 +10,7 @@ from ..common import files
 from ..common.errors import ServebookError
 from ..common.measured_point import MeasuredPoint
 from ..config.params import ModelParams
-from ..model.reader import ModelShape, load_shape
+from ..model.reader import ModelShape, read_shape
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,4 +76,4 @@ def points(name: str) -> pd.DataFrame:
 
 def shape(name: str) -> ModelShape:
     """The model shape of the posts' run `name`: the packaged config named after the GPU in the name."""
-    return load_shape(ModelParams(config=name.partition("-")[2], weights="dummy"), FOLDER)
+    return read_shape(ModelParams(config=name.partition("-")[2], weights="dummy"), FOLDER)

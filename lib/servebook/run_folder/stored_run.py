@@ -42,7 +42,7 @@ class StoredRun:
     @cached_property
     def shape(self) -> model.ModelShape:
         """The model's shape. Raises ServebookError if its config is not available."""
-        return model.load_shape(self.params.model, self.base)
+        return model.read_shape(self.params.model, self.base)
 
     @cached_property
     def gpu(self) -> hardware.Gpu:

@@ -40,7 +40,7 @@ def model(m: Machine) -> Finding:
             return "fail", f"{name} is not in the cache, and {why[0]}", why[1]
         return "ok", f"{name}: the Hub has it and lets us read it"
     try:
-        models.load_shape(wanted, m.base)
+        models.read_shape(wanted, m.base)
     except ServebookError as error:
         return "fail", f"{error.where}: {error.what}", error.fix
     if wanted.path and wanted.weights == "real" and not has_weights(models.local_folder(wanted.path, m.base)):

@@ -25,7 +25,7 @@ def disk(m: Machine) -> Finding:
         from ... import model
 
         with contextlib.suppress(ServebookError):
-            weights_gb = 1.1 * model.load_shape(asked, m.base).weight_bytes / 1e9
+            weights_gb = 1.1 * model.read_shape(asked, m.base).weight_bytes / 1e9
             wanted.append(("weights", existing(needs.hub_folder(asked.hub)), weights_gb))
     by_disk: dict[int, list[tuple[str, Path, float]]] = {}
     for need in wanted:  # add up the needs on the same disk
