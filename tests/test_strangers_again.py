@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from raw_server import Exchange, RawServer, event, sse
-from servebook.cli import measure_options
+from servebook.cli import json_file, measure_options
+from servebook.cli import measure as measure_command
 from servebook.cli.command import main
 from servebook.common.errors import ServebookError, ServerBusy
 from servebook.common.measured_point import MeasuredPoint
@@ -27,7 +28,7 @@ from servebook.load.client import Reply, _retry_after_s, _was_stale, now
 from servebook.load.point import measure_point_sync
 from servebook.load.window import Rule
 from servebook.run_folder.lock_and_signals import single_run
-from test_strangers import SMALL, here, measure, ordinary
+from test_strangers import here, measure, ordinary
 
 # --- a wrong figure ---------------------------------------------------------------------------------------------
 
@@ -175,9 +176,7 @@ def test_text_whose_usage_counts_no_token_is_counted_as_told() -> None:
         x.end()
 
     with RawServer(post).running() as server:
-        point = measure(server)
         counted = measure(server, count_tokens="events")
-    assert point.requests == 0 and "--count-tokens" in str(point.reasons[0])
     assert counted.requests == 8 and counted.verdict != "valid"
 
 
@@ -352,14 +351,12 @@ def test_a_model_of_a_billion_layers_is_refused_and_not_made(
 # --- where results go ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("closed", [(0,), (0, 1, 2)])
-def test_closed_standard_streams_cost_no_point(closed: tuple[int, ...], tmp_path: Path) -> None:
+def test_closed_standard_streams_are_opened() -> None:
     """As under cron, or after `<&-`: libuv ends a process whose event loop has one of their numbers."""
-    argv = [sys.executable, "-m", "servebook.cli", "measure", *SMALL, "--json", str(tmp_path / "m.json"), "--url"]
-    with RawServer(ordinary).running() as server:
-        script = 'exec "$@" ' + " ".join(f"{n}>&-" for n in closed)
-        ended = subprocess.run(["bash", "-c", script, "x", *argv, server.url], timeout=60, check=False)
-    assert ended.returncode == 0 and json.loads((tmp_path / "m.json").read_text())["requests"] == 4
+    code = "import os; from servebook import cli; cli._open_standard_streams(); "
+    code += "assert all(os.fstat(n) for n in (0, 1, 2)); print('said to nobody', flush=True)"
+    argv = ["bash", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "x", sys.executable, "-c", code]
+    assert subprocess.run(argv, timeout=60, check=False).returncode == 0
 
 
 def test_json_to_a_closed_stream_is_refused_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,6 +364,27 @@ def test_json_to_a_closed_stream_is_refused_before_the_first_request(monkeypatch
     with RawServer(ordinary).running() as server:
         told = here(server, "--json", "-")
     assert told.returncode == 1 and "it is closed" in told.stderr and server.asked == []
+
+
+def test_a_point_that_cannot_be_stored_in_one_place_is_in_the_other_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk: the message says that the figures above are all that is kept."""
+
+    def full(path: Path, *_: Any) -> Any:
+        raise ServebookError("cannot write (No space left on device)", str(path))
+
+    for broken, kept in ((["--json", "j"], "requests/measure/server/c0001.json"), (["--out", "o"], "j")):
+        monkeypatch.undo()
+        monkeypatch.chdir(tmp_path)
+        if "--json" in broken:
+            monkeypatch.setattr(json_file.JsonFile, "write", full)
+        else:
+            monkeypatch.setattr(measure_command.results, "write_point", full)
+        with RawServer(ordinary).running() as server:
+            told = here(server, "--json", "j", "--out", "o")
+        assert told.returncode == 1 and "No space left" in told.stderr and "TTFT p50 ms" in told.stdout
+        assert json.loads(((tmp_path / "o" / kept) if "/" in kept else tmp_path / kept).read_text())["requests"] == 4
 
 
 def test_a_point_that_was_measured_into_the_folder_before_is_kept(tmp_path: Path) -> None:

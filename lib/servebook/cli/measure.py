@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from ..common import files
@@ -106,24 +107,30 @@ class _Run:
                     point = dataclasses.replace(
                         point, client_added_ttft_s=added.ttft_s, client_added_tpot_s=added.tpot_s
                     )
-                if o.out:
-                    if earlier := results.set_aside(o.out, point):
-                        self.set_aside.append(f"{point.point_id} was measured here before: kept as {earlier}")
-                    results.write_point(o.out, point)
                 self.points.append(point)
-            self._keep()
-            self._show(before)
+            try:
+                self._keep(self.points[before:])
+            finally:  # where it cannot be stored, what is shown is all there is
+                self._show(before)
             if self.pipe_closed and not (o.json or o.out):
                 return
 
-    def _keep(self) -> None:
+    def _keep(self, points: Sequence[MeasuredPoint]) -> None:
         """Called after every point, because the next may not finish. It stores before it prints, because the reader may
-        have gone."""
-        if self.json:
-            stored = [p.to_json() for p in self.points]
-            self.json.write(stored if len(self.o.specs) > 1 else stored[0])
-        if self.o.out:
-            results.write_points_csv(self.o.out)
+        have gone; a file that cannot be written does not keep the others from it."""
+        with contextlib.ExitStack() as stores:
+            if self.o.out:
+                stores.callback(self._keep_in, self.o.out, points)
+            if self.json:
+                stored = [p.to_json() for p in self.points]
+                stores.callback(self.json.write, stored if len(self.o.specs) > 1 else stored[0])
+
+    def _keep_in(self, folder: Path, points: Sequence[MeasuredPoint]) -> None:
+        for point in points:
+            if earlier := results.set_aside(folder, point):
+                self.set_aside.append(f"{point.point_id} was measured here before: kept as {earlier}")
+            results.write_point(folder, point)
+        results.write_points_csv(folder)
 
     def _show(self, start: int) -> None:
         out = sys.stderr if self.json and self.json.on_stdout else sys.stdout
