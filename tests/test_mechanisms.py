@@ -8,12 +8,12 @@ import pytest
 from servebook.config.params import ModelParams, VllmEngine
 from servebook.hardware import catalog as hardware
 from servebook.model import reader as model
+from servebook.predictor.api_server import LEAST_SHARE, ApiLoop
 from servebook.predictor.attention import FP8_KV_ELEMENTS_PER_S
 from servebook.predictor.experts import FEW_ROWS_BYTES_PER_S
 from servebook.predictor.parallel import Layout
 from servebook.predictor.priors import vllm_priors
 from servebook.predictor.server_limits import server
-from servebook.predictor.simulation import LEAST_SHARE, _ApiLoop
 from servebook.predictor.steptime import VllmTimes
 
 CARDS = hardware.catalog()
@@ -85,13 +85,13 @@ def test_all_reduces_take_one_shot_two_or_the_ring_by_size():
 
 
 def test_a_saturated_api_server_merges_small_steps_and_falls_behind_large_ones():
-    small, large = _ApiLoop(1e-4), _ApiLoop(1e-4)
+    small, large = ApiLoop(1e-4), ApiLoop(1e-4)
     # 100 tokens take 10 ms, 200 tokens 20 ms, and a step comes every 5 ms
     late = [small.events(100, 0.005 * k) - 0.005 * k for k in range(50)]
     assert max(late) == pytest.approx(0.010 + 0.005)  # a turn behind at most
     late = [large.events(200, 0.005 * k) - 0.005 * k for k in range(50)]
     assert late[-1] == pytest.approx(49 * 0.015 + 0.010)  # each step adds what it takes longer than a step
-    skipped = _ApiLoop(1e-4)
+    skipped = ApiLoop(1e-4)
     skipped.behind(49, 200, 0.0)
     assert skipped.events(200, 0.005 * 49) - 0.005 * 49 == pytest.approx(late[-1])
 
@@ -106,13 +106,13 @@ def test_experts_are_launched_one_by_one_only_beyond_the_graphs():
 
 
 def test_events_leave_the_api_server_less_time_for_requests():
-    free, busy = _ApiLoop(5e-5), _ApiLoop(5e-5)
+    free, busy = ApiLoop(5e-5), ApiLoop(5e-5)
     for step in range(4):
         free.events(2, 0.01 * step)
         busy.events(100, 0.01 * step)  # 5 of 10 ms
     assert free.share(0.031) == pytest.approx(0.99) and busy.share(0.031) == pytest.approx(0.5)
     assert busy.share(1.0) > 0.99  # nothing has come for a second
-    saturated = _ApiLoop(5e-5)
+    saturated = ApiLoop(5e-5)
     for step in range(4):
         saturated.events(400, 0.01 * step)
     assert saturated.share(0.031) == LEAST_SHARE

@@ -162,7 +162,7 @@ def _course(panels: Sequence[Panel], seen: dict[str, Any], point: PredictedPoint
 
 
 def measured_series(rows: pd.DataFrame, slices: int = 100) -> dict[str, Any]:
-    """A finite run's requests in equal slices of its time, as simulation.over_time has the simulated ones."""
+    """A finite run's requests in equal slices of its time, as simulation_result.over_time has the simulated ones."""
     begun = rows["scheduled_s"].fillna(rows["sent_s"]).min()
     sent, first, end = (rows[c].to_numpy(float) - begun for c in ("sent_s", "first_s", "end_s"))
     tokens = rows["output_tokens"].to_numpy(float)

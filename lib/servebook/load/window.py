@@ -1,8 +1,9 @@
 """The rule for when a point's measured window opens and ends, and what follows from it.
 
-The warm-up is the first completions, and in an open loop at most a third of the point's time. The window opens at the last of them without a pause, so the initial burst and the
-final drain are outside while the load is constant. The window ends when the interval of the mean is narrow enough
-(after enough requests and time), or when its requests or its time are used up; `stop_reason` says which.
+The warm-up consists of the first completions, and in an open loop takes at most a third of the point's time. The window
+opens with the last of them, without a pause in the load, so that it contains neither the initial burst nor the final
+drain. It ends when the confidence interval of the mean is narrow enough (after enough requests and time), or when its
+requests or its time are used up; `stop_reason` gives the reason.
 """
 
 from __future__ import annotations
@@ -132,8 +133,8 @@ class PointProgress:
         self._decide(reply)
 
     def _warm_up_is_long(self) -> bool:
-        """Open loop: a slow server would spend the point's time in warm-up, and nothing would be measured. A closed loop
-        needs all of it: its clients begin at once."""
+        """Whether an open loop's warm-up takes too long: a slow server would leave no time to measure. A closed loop
+        needs its whole warm-up, since its clients begin at once."""
         return self.open_loop and now() - self.start >= self.rule.time_limit_s / 3
 
     def _measure(self, reply: Reply) -> None:

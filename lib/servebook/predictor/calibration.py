@@ -7,10 +7,9 @@ stay near their priors, and a note lists them.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from ..common.errors import ServebookError
 from ..common.measured_point import MeasuredPoint
 from ..hardware.catalog import Gpu
 from ..model.reader import ModelShape
+from .calibration_points import lengths, reject_contradictions, relative_sd, server_prefill, usable_figures
 from .parallel import ALONE, Layout
 from .priors import HOST_NOISE, Prior, naive_priors, vllm_priors
 from .steptime import NaiveTimes, VllmTimes
@@ -37,7 +37,6 @@ HUBER = 1.5
 COMMON_SD = {"ttft": 0.06, "tpot": 0.02, "output": 0.03}
 GAUSS_NEWTON_STEPS, DIFFERENCE = 2, 0.5  # DIFFERENCE: step of the numerical derivative, in prior sds
 IMPOSSIBLE = 2.5  # a point that the best fit misses by this factor was not measured on this model and machine
-HIT_SHARE = 0.02  # prefix-cache hit share above which TTFT is not the time of a full prefill
 # posterior sd / prior sd below which a constant counts as learned; |correlation| above which two cannot be separated
 LEARNED, ALIKE = 0.9, 0.8
 
@@ -126,7 +125,7 @@ def calibrate(
     def default(constants: Mapping[str, float]) -> AnyTimes:
         return NaiveTimes(shape, gpu, constants) if naive else VllmTimes(shape, gpu, constants, layout)
 
-    usable = [clean for p in points if (clean := _check(p, shape, gpu, layout))]
+    usable = [clean for p in points if (clean := usable_figures(p, shape, gpu, layout))]
     fit = _Fit(
         priors,
         times or default,
@@ -136,7 +135,7 @@ def calibrate(
         [p for p in usable if (p.concurrency or 1) > 1 and simulated is not None],
         simulated,
     )
-    _contradictions(fit.alone)
+    reject_contradictions(fit.alone)
     if not fit.alone and not fit.crowd:
         covariance = np.diag(fit.sd**2)
         return _calibration("datasheet", priors, names, fit.mean, covariance, fit.bounds, [], len(points) > 0)
@@ -172,7 +171,7 @@ class _Fit:
         self.sd = np.array([p.sd for p in priors.values()])
         self.bounds = np.array([[p.low for p in priors.values()], [p.high for p in priors.values()]])
         before = self._times(np.zeros(len(self._names)))
-        self._launch_bound = {_lengths(p): before.launch_bound(p.prompt_tokens, budget) for p in alone}
+        self._launch_bound = {lengths(p): before.launch_bound(p.prompt_tokens, budget) for p in alone}
 
     def _times(self, x: np.ndarray) -> AnyTimes:
         return self._build(dict(zip(self._names, self.mean + self.sd * x, strict=True)))
@@ -204,7 +203,7 @@ class _Fit:
         out = [m for p in self.alone for m in self._alone_misfit(times, p)]
         for p in self.crowd:
             assert self._simulated is not None
-            label, figures = f"C={p.concurrency} {_lengths(p)}", self._simulated(times, p)
+            label, figures = f"C={p.concurrency} {lengths(p)}", self._simulated(times, p)
             for what, key, loose in CROWD:
                 measured = getattr(p, key)
                 if measured and figures.get(what, 0.0) > 0:
@@ -213,14 +212,14 @@ class _Fit:
         return out
 
     def _alone_misfit(self, times: AnyTimes, p: MeasuredPoint) -> list[tuple[str, float, float]]:
-        prompt, output, label = p.prompt_tokens, p.output_tokens, _lengths(p)
+        prompt, output, label = p.prompt_tokens, p.output_tokens, lengths(p)
         bound, out = self._launch_bound[label], []
         if p.ttft_mean_s is not None:  # None: not used, as the prefix cache shortened it
             first = times.prefill(prompt) if isinstance(times, NaiveTimes) else times.first_token(prompt, self._budget)
             front = times.frontend(prompt) + times.first_event(prompt)
             interval = p.ttft_mean_s, p.ttft_ci_low_s, p.ttft_ci_high_s
-            ttft_sd = _noise(*interval, self._noisier * TTFT_SD, HOST_NOISE * bound[0])
-            if (server := _server_prefill(p)) is None:
+            ttft_sd = relative_sd(*interval, self._noisier * TTFT_SD, HOST_NOISE * bound[0])
+            if (server := server_prefill(p)) is None:
                 out.append((f"ttft {label}", math.log((front + first) / p.ttft_mean_s), ttft_sd))
             else:
                 front_sd = FRONTEND_SD_S + self._noisier * FRONTEND_SD * server[1]
@@ -228,13 +227,9 @@ class _Fit:
                 out.append((f"front end {label}", front - server[1], front_sd))
         if output > 1 and p.tpot_mean_s:
             interval = p.tpot_mean_s, p.tpot_ci_low_s, p.tpot_ci_high_s
-            tpot_sd = _noise(*interval, self._noisier * TPOT_SD, HOST_NOISE * bound[1])
+            tpot_sd = relative_sd(*interval, self._noisier * TPOT_SD, HOST_NOISE * bound[1])
             out.append((f"tpot {label}", math.log(times.per_token(prompt, output) / p.tpot_mean_s), tpot_sd))
         return out
-
-
-def _lengths(p: MeasuredPoint) -> str:
-    return f"{p.prompt_tokens}/{p.output_tokens}"
 
 
 def _apart(misfit: Sequence[tuple[str, float, float]]) -> list[float]:
@@ -323,79 +318,3 @@ def _calibration(
             if min(e.value - priors[n].low, priors[n].high - e.value) < 1e-6 * priors[n].high
         ]
     return Calibration(stage, estimates, pairs, residuals, notes, names, mean, covariance, bounds)
-
-
-def _noise(mean: float, low: float | None, high: float | None, form: float, host: float) -> float:
-    """Relative sd of a measured mean, from its 95 % interval (if given), the model's error and the host's noise."""
-    floor = math.hypot(form, host)
-    if low is None or high is None or not high > low:
-        return floor
-    return math.hypot(floor, (high - low) / 3.92 / mean)
-
-
-def _server_prefill(p: MeasuredPoint) -> tuple[float, float] | None:
-    """(prefill, front end) in seconds, or None. front end = client TTFT − server prefill − server queue, from the means
-    of vLLM's histograms. prefill is the server's mean plus the client's median − mean TTFT."""
-    prefill, queue = p.server_prefill_mean_s, p.server_queue_mean_s
-    if prefill is None or queue is None or p.ttft_mean_s is None or not prefill > 0:
-        return None
-    front = p.ttft_mean_s - prefill - queue
-    usual = prefill + (p.ttft_p50_s or p.ttft_mean_s) - p.ttft_mean_s
-    return (usual, front) if front > 0 and usual > 0 else None
-
-
-def _check(point: MeasuredPoint, shape: ModelShape, gpu: Gpu, layout: Layout = ALONE) -> MeasuredPoint | None:
-    """The point with its usable figures; None if it has none. A TTFT that the prefix cache shortened is removed.
-
-    Raises ServebookError for a figure that is physically impossible.
-    """
-    ttft, tpot, prompt = point.ttft_mean_s, point.tpot_mean_s, point.prompt_tokens
-    where = f"calibration point {point.engine} {_lengths(point)}"
-    for name, seconds in (("ttft_mean_s", ttft), ("tpot_mean_s", tpot)):
-        if seconds is not None and not (0 < seconds < math.inf):
-            raise ServebookError(f"{name} is {seconds:g} s", where, "Measure the point again")
-    if (point.cache_hit_share or 0.0) > HIT_SHARE:
-        ttft = None
-    rate = point.output_tok_per_s if (point.concurrency or 1) > 1 else None
-    nothing = ttft is None and tpot is None and not rate
-    if nothing or not prompt or not point.output_tokens or point.verdict == "invalid":
-        return None
-    clean = replace(point, ttft_mean_s=ttft)
-    if gpu.is_cpu:
-        return clean  # a CPU's peak rate is an estimate, so it gives no lower bound
-    rank = layout.rank(shape)
-    floor = rank.prefill_flops(prompt) / gpu.flops_per_s(shape.compute_dtype) / layout.pipeline
-    if ttft is not None and ttft < floor:
-        raise ServebookError(
-            f"TTFT of {ttft * 1e3:.1f} ms is below the compute floor of {floor * 1e3:.1f} ms ({gpu.name})",
-            where,
-            "The prefix cache held the prompt, or the parameters name another model or hardware than was measured",
-        )
-    read = rank.decode_weight_bytes / gpu.bytes_per_s
-    if tpot is not None and (point.concurrency or 1) == 1 and tpot < read:
-        raise ServebookError(
-            f"TPOT of {tpot * 1e3:.2f} ms is below the {read * 1e3:.2f} ms that reading the weights takes ({gpu.name})",
-            where,
-            "The parameters name another model or hardware than was measured",
-        )
-    return clean
-
-
-def _contradictions(points: Sequence[MeasuredPoint]) -> None:
-    """Raises ServebookError if two C = 1 points contradict each other."""
-    ordered = sorted(points, key=lambda p: p.prompt_tokens)
-    for a, b in itertools.pairwise(ordered):
-        same = _lengths(a) == _lengths(b)
-        for name, first, second in (
-            ("ttft_mean_s", a.ttft_mean_s, b.ttft_mean_s), ("tpot_mean_s", a.tpot_mean_s, b.tpot_mean_s)
-        ):  # fmt: skip
-            if not (first and second):
-                continue
-            ratio = second / first
-            if ratio < 1 / 1.5 or (same and ratio > 1.5):
-                raise ServebookError(
-                    f"{name} is {first:.4g} s at {a.prompt_tokens} prompt tokens and {second:.4g} s at "
-                    f"{b.prompt_tokens}: the points contradict each other",
-                    "calibration",
-                    "Measure both again on an idle machine",
-                )

@@ -16,7 +16,7 @@ from ..hardware.catalog import Gpu
 from ..model.reader import ModelShape
 from .forecaster import Forecaster, forecaster
 from .scenario import Scenario, whole_rounds
-from .simulation import Result
+from .simulation_result import Result
 
 GOODPUT_SHARE = 0.9  # minimum share of requests within the service level for a load to count as carried
 MOST_CLIENTS = 1024

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..common.predicted_point import CAUSES, Latency, Parts
 from .scenario import Outcome, Scenario
 from .server_limits import Times
-from .simulation import LogEntry, Result
+from .simulation_result import LogEntry, Result
 from .steptime import NaiveTimes, VllmTimes
 
 PART_FLOOR_S = 1e-9  # a smaller part is a rounding error

@@ -27,7 +27,7 @@ from .point_fields import load_fields, notes, unserved, workload_fields
 from .priors import HOST_NOISE
 from .scenario import Outcome, Scenario, average, capacity_per_s, typical, whole_rounds
 from .server_limits import PredictedServer, Times, server
-from .simulation import Result
+from .simulation_result import Result
 
 SEEDS = (1, 2, 3, 4, 5, 6)
 SAMPLES = 18

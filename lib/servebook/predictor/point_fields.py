@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 from ..common.predicted_point import PredictedPoint
 from ..config.points import PointSpec, RepeatedPoint
 from .scenario import Outcome, Scenario
-from .simulation import Result, over_time
+from .simulation_result import Result, over_time
 
 
 def load_fields(spec: PointSpec) -> PredictedPoint:

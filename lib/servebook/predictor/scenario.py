@@ -19,7 +19,7 @@ from . import simulation
 from .priors import HOST_NOISE
 from .server_limits import PredictedServer, Times
 from .simulated_clients import Prompt, Traffic
-from .simulation import Result
+from .simulation_result import Result
 from .steptime import NaiveTimes
 
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")

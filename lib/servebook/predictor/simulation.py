@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from array import array
 from collections import deque
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-import numpy as np
-
+from .api_server import ApiLoop
 from .power import Power
 from .scheduler import Request, Scheduler, SchedulerConfig, Step
-from .simulated_clients import TOKENIZE_S, MeasuredRequests, SimulatedClients, Traffic
+from .simulated_clients import TOKENIZE_S, SimulatedClients, Traffic
+from .simulation_result import Gauge, LogEntry, Result
 
 
 class StepTimes(Protocol):
@@ -55,156 +52,6 @@ class StepTimes(Protocol):
         """Delay of the first token's event."""
 
 
-class LogEntry(NamedTuple):
-    """`steps` consecutive equal steps: decodes per step, mean kv_tokens, chunks as (request id, new tokens, tokens
-    computed before, whether it samples), end of the last step, seconds lost to the power cap."""
-
-    steps: int
-    decodes: int
-    kv_tokens: float
-    chunks: tuple[tuple[int, int, int, bool], ...]
-    end_s: float
-    capped_s: float = 0.0
-
-
-@dataclass
-class Result:
-    """Measured requests in order of completion, and the window's figures. running_mean and waiting_mean correspond to
-    vLLM's gauges, which are updated when a step has been processed."""
-
-    measured: MeasuredRequests
-    window: tuple[float, float]
-    wall_s: float
-    running_mean: float
-    waiting_mean: float
-    output_tokens: float  # number received in the window
-    preemptions: int = 0
-    complete: bool = True  # whether all requested requests were measured
-    log: list[LogEntry] = field(default_factory=list)
-    gauge: Gauge = field(default_factory=lambda: Gauge())
-
-    @property
-    def requests(self) -> list[Request]:
-        """The measured requests (only the first 20,000)."""
-        return self.measured.kept
-
-    @property
-    def seconds(self) -> float:
-        return self.window[1] - self.window[0]
-
-    def mean(self, of: str) -> float:
-        """Mean over requests of ttft_s, tpot_s, e2e_s, queue_s (ready → first scheduled) or frontend_s."""
-        values = self.measured.values(of)
-        return float(values.mean()) if len(values) else math.nan
-
-    @property
-    def hit_share(self) -> float:
-        """Share of the measured requests' prompt tokens that were in the prefix cache."""
-        asked = float(self.measured.column("prompt_tokens").sum())
-        return float(self.measured.column("cached_tokens").sum()) / asked if asked else 0.0
-
-
-LEAST_SHARE = 0.25  # share of the loop's time for new requests when saturated: it accepts one between two turns
-
-
-class _ApiLoop:
-    """The API server's event loop (one core). Each token of a step is one event and takes event_s. The loop is
-    saturated if the next step's tokens arrive before it has sent those of the last. A new request needs PASSES turns of
-    the loop; in a saturated loop it waits for one step's events at each. Steps of up to CHUNK tokens are processed as
-    one batch: a saturated loop merges a request's two tokens into one event, so its backlog does not grow. Larger ones
-    are processed in chunks (VLLM_V1_OUTPUT_PROC_CHUNK_SIZE): nothing is merged and the backlog grows. Measured on an
-    H200 with vLLM 0.26: above 100 running requests events carried 1.1 to 1.3 tokens; at 256 and 512 they carried 1.00,
-    clients received 18,000 and 15,000 tokens/s, and the engine was idle part of the time.
-    """
-
-    PASSES, CHUNK = 4, 128
-
-    def __init__(self, event_s: float) -> None:
-        self.event_s = event_s
-        self.turns: deque[tuple[float, float, float, bool]] = deque(maxlen=16)  # (start, end, length, saturated)
-
-    def events(self, tokens: int, at: float) -> float:
-        """The mean time at which clients receive a step's tokens, which are ready at `at`."""
-        turn, free = tokens * self.event_s, self.turns[-1][1] if self.turns else 0.0
-        begun = max(free, at)
-        if tokens <= self.CHUNK:
-            begun = min(begun, at + turn)
-        self.turns.append((at, begun + turn, turn, free > at))
-        return begun + turn / 2
-
-    def behind(self, steps: int, tokens: int, since: float) -> None:
-        """Add the backlog of `steps` consecutive steps of `tokens` tokens each, the first at `since`."""
-        turn = tokens * self.event_s
-        if steps > 0 and tokens > self.CHUNK:
-            free = max(self.turns[-1][1] if self.turns else 0.0, since)
-            self.turns.append((since, free + steps * turn, turn, free > since))
-
-    def share(self, at: float) -> float:
-        """Share of the loop's recent time that token events leave free. One core parses requests, tokenizes and sends
-        events."""
-        if len(self.turns) < 2 or self.event_s <= 0:
-            return 1.0
-        since, last = self.turns[-2][0], self.turns[-1]
-        every = max(last[0] - since, at - last[0])
-        return max(1.0 - last[2] / every, LEAST_SHARE) if every > last[2] else LEAST_SHARE
-
-    def wait(self, sent: float) -> float:
-        """Seconds that a request waits for the loop."""
-        for at, over, turn, saturated in reversed(self.turns):
-            if at <= sent:
-                return self.PASSES * turn if saturated else max(0.0, over - sent)
-        return 0.0
-
-
-class Gauge:
-    """Numbers of running and waiting requests as step functions of time."""
-
-    def __init__(self, running: int = 0) -> None:
-        self.since, self.running, self.waiting = array("d", [0.0]), array("l", [running]), array("l", [0])
-
-    def note(self, at: float, running: int, waiting: int) -> None:
-        """Set the numbers from time `at` on."""
-        if running != self.running[-1] or waiting != self.waiting[-1]:
-            self.since.append(at)
-            self.running.append(running)
-            self.waiting.append(waiting)
-
-    def means(self, start: float, end: float) -> tuple[float, float]:
-        """(mean running, mean waiting) over [start, end]."""
-        if end <= start:
-            return 0.0, 0.0
-        edges = np.clip(np.append(np.array(self.since), end), start, end)
-        spans = np.diff(edges)
-        shares = (float((spans * np.array(v)).sum()) / (end - start) for v in (self.running, self.waiting))
-        return next(shares), next(shares)
-
-
-SLICES = 100  # time slices of a finite run
-
-
-def over_time(result: Result) -> dict[str, list[float]]:
-    """Time series of a finite run, in equal slices: t_s (middle of a slice), running and waiting requests, arrivals and
-    completions per second, output tokens per second."""
-    start, end = result.window
-    if not end > start or not len(result.measured):
-        return {}
-    edges = np.linspace(start, end, SLICES + 1)
-    width = (end - start) / SLICES
-    m = result.measured
-    running, waiting = zip(*(result.gauge.means(a, b) for a, b in pairwise(edges)), strict=True)
-    first, last, tokens = m.column("first_s"), m.column("end_s"), m.column("output_tokens")
-    # a request's tokens are assumed to be evenly spaced from its first to its last
-    done = [np.clip((edge - first) / np.maximum(last - first, 1e-9), 0, 1) @ tokens for edge in edges]
-    return {
-        "t_s": [round(float(t), 4) for t in (edges[:-1] + edges[1:]) / 2 - start],
-        "running": [round(v, 3) for v in running],
-        "waiting": [round(v, 3) for v in waiting],
-        "arrivals_per_s": [float(v) for v in np.histogram(m.column("due_s"), edges)[0] / width],
-        "completions_per_s": [float(v) for v in np.histogram(last, edges)[0] / width],
-        "output_tok_per_s": [round(float(v), 3) for v in np.diff(done) / width],
-    }
-
-
 def _result(clients: SimulatedClients, wall_s: float, gauge: Gauge, **more: Any) -> Result:
     start, end, tokens, complete = clients.window()
     running, waiting = gauge.means(start, end)
@@ -230,7 +77,7 @@ class _Engine:
     def __init__(self, config: SchedulerConfig, times: StepTimes, load: Traffic, skip: bool, log: bool) -> None:
         self.times, self.load, self.skip = times, load, skip
         self.clients, self.scheduler, self.depth = SimulatedClients(load), Scheduler(config), config.depth
-        self.api, self.power = _ApiLoop(times.event_s), Power()
+        self.api, self.power = ApiLoop(times.event_s), Power()
         self.tokenize_s = TOKENIZE_S if load.text else 0.0
         self.block_size, self.kv_blocks = config.block_size, config.kv_blocks
         self.queue: deque[tuple[Step, float]] = deque()  # launched steps and when each ends
