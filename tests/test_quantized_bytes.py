@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from servebook.common.errors import ServebookError
 from servebook.model import checkpoint_formats
 
 ROWS, COLUMNS = 1024, 2048
@@ -113,3 +114,49 @@ def test_experts_of_another_format(more: dict[str, Any], expert: int, dense: int
         assert scheme is not None
         sizes.append(scheme.stored_bytes(ROWS, COLUMNS))
     assert sizes == [expert, dense]
+
+
+def test_without_a_format_four_bits_beside_eight_bit_integers_take_a_byte() -> None:
+    group = {"targets": ["Linear"], "weights": weights(4, "group", 128), "input_activations": INT8}
+    # as vLLM 0.32's W4A8Int allocates, and ModelCompressor infers int-quantized
+    assert stored({"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}) == 2_129_920
+
+
+def test_torchao_says_it_module_by_module() -> None:
+    four = {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 64}}
+    eight = {
+        "_type": "Int8DynamicActivationIntxWeightConfig",
+        "_data": {
+            "weight_dtype": {"_type": "torch.dtype", "_data": "int8"},
+            "weight_granularity": {"_type": "PerGroup", "_data": {"group_size": 32}},
+        },
+    }
+    listed = {
+        "_default": four,
+        "re:model\\.layers\\.\\d+\\.self_attn\\.q_proj": eight,
+        "model.layers.0.mlp.up_proj": None,
+    }
+    default = {"_type": "FqnToConfig", "_data": {"fqn_to_config": listed}}
+    found = checkpoint_formats.of({"quant_method": "torchao", "quant_type": {"default": default}}, None, 2, "x")
+    assert found is not None and found.weight_bits == 4
+    schemes = [found.choose(f"model.layers.0.{n}", "mlp") for n in ("mlp.down_proj", "self_attn.q_proj", "mlp.up_proj")]
+    assert [(s.bits, s.group) if s else None for s in schemes] == [(4, 64), (8, 32), None]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"group_size": 64, "bits": 4}, "MLX"),
+        ({"quant_method": "compressed-tensors", "format": "marlin-24",
+          "config_groups": {"a": {"weights": weights(4, "group", 128)}}}, "marlin-24"),
+        ({"quant_method": "exl3", "bits": 4.0}, "exl3"),
+    ],
+)  # fmt: skip
+def test_what_no_server_of_ours_loads_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ServebookError, match=said):
+        checkpoint_formats.of(given, None, 2, "config.json")
+
+
+def test_the_first_form_of_bitsandbytes_is_known() -> None:
+    found = checkpoint_formats.of({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, None, 2, "config.json")
+    assert found is not None and (found.method, found.weight_bits) == ("bitsandbytes", 4)

@@ -30,6 +30,13 @@ def of(
         method, given = "modelopt", sidecar
     elif given and given.get("config_groups") is not None:
         method = "compressed-tensors"
+    elif given and (given.get("load_in_4bit") or given.get("load_in_8bit")):
+        method = "bitsandbytes"  # as its first versions wrote it
+    elif given and given.get("bits") and given.get("group_size"):
+        raise ServebookError(
+            "a quantization of the bits alone, without quant_method, is MLX's", where,
+            "Use the checkpoint that it was made from: vLLM does not load MLX's",
+        )  # fmt: skip
     else:
         return None
     method = {
@@ -108,7 +115,10 @@ def _arguments(
             scheme = replace(scheme, scale_bytes=1, extra_bytes=8 if strategy == "tensor_group" else 0)
         elif kind == "float" and "uint8" in str(weights.get("scale_dtype")):
             scheme = replace(scheme, scale_bytes=1)
-    if kind == "int" and container in ("int-quantized", "naive-quantized"):
+    if container == "marlin-24":
+        raise ValueError("its 2:4 sparse format marlin-24 is no longer served")
+    whole_bytes = in_bits == 8 and multiplies == "int8" and container in ("", "dense")  # vLLM's W4A8Int
+    if kind == "int" and (whole_bytes or container in ("int-quantized", "naive-quantized")):
         scheme = replace(scheme, bits=8)  # unpacked: each weight takes a byte
     elif kind == "int" and (bits < 8 or in_bits == 16):
         scheme = replace(scheme, words=True, extra_bytes=16)  # weight_shape
@@ -288,6 +298,8 @@ TORCHAO = {
     "int8weightonly": Scheme(8, 0),
     "int8dynamicactivationint8weight": Scheme(8, 0, scale_bytes=4, multiplies="int8"),
     "int8dynamicactivationint4weight": Scheme(4, 32),
+    "int8dynamicactivationintx": Scheme(4, 32, multiplies="int8"),
+    "intxweightonly": Scheme(4, 32),
     "float8weightonly": Scheme(8, 0, scale_bytes=4),
     "float8dynamicactivationfloat8weight": Scheme(8, -1, scale_bytes=4, multiplies="fp8"),
     "float8dynamicactivationint4weight": Scheme(4, 128, multiplies="fp8"),
@@ -297,20 +309,40 @@ TORCHAO = {
 
 
 def _torchao(given: Mapping[str, Any], element_bytes: int) -> Quantization:
+    """quant_type: a name, one configuration for all matrices, or one per module (`_default` for those not named)."""
     kind = given.get("quant_type")
-    data: Mapping[str, Any] = {}
-    if isinstance(kind, Mapping):
-        default = kind.get("default", kind)
-        data = default.get("_data") or {}
-        kind = default.get("_type", "")
+    default = kind.get("default", kind) if isinstance(kind, Mapping) else {"_type": kind}
+    data = default.get("_data") or {}
+    by_module = data.get("fqn_to_config") or data.get("module_fqn_to_config")
+    kept, head = given.get("modules_to_not_convert"), bool(given.get("include_input_output_embeddings"))
+    if not by_module:
+        scheme = _torchao_scheme(default)
+        return Quantization("torchao", _except(scheme, kept, head), None, scheme.bits if scheme else 16)
+    schemes = {n: _torchao_scheme(c) for n, c in by_module.items()}
+    rest = _except(schemes.pop("_default", None), kept, head)
+
+    def choose(name: str, role: str) -> Scheme | None:
+        named = next((n for n in schemes if any(matches(plain(n), form) for form in forms(name))), None)
+        return schemes[named] if named else rest(name, role)
+
+    found = [s for s in (*schemes.values(), rest("", "")) if s]
+    return Quantization("torchao", choose, None, min((s.bits for s in found), default=16))
+
+
+def _torchao_scheme(given: Mapping[str, Any] | None) -> Scheme | None:
+    """A torchao configuration as it is written in JSON; None leaves a module as it is."""
+    if given is None:
+        return None
+    kind, data = given.get("_type"), given.get("_data") or {}
     name = str(kind).lower().replace("_", "").removesuffix("config")
     scheme = next((s for n, s in TORCHAO.items() if name.startswith(n)), None)
     if scheme is None:
         raise ValueError(f"quant_type {kind} is not known")
-    if data.get("group_size"):
-        scheme = replace(scheme, group=int(data["group_size"]))
-    kept = _except(scheme, given.get("modules_to_not_convert"), head=bool(given.get("include_input_output_embeddings")))
-    return Quantization("torchao", kept, None, scheme.bits)
+    if "intx" in name:  # its bits and groups are given
+        bits = re.search(r"int(\d)", str(data.get("weight_dtype")))
+        group = ((data.get("weight_granularity") or {}).get("_data") or {}).get("group_size")
+        return replace(scheme, bits=int(bits.group(1)) if bits else 8, group=int(group or 0))
+    return replace(scheme, group=int(data["group_size"])) if data.get("group_size") else scheme
 
 
 def _bitsandbytes(given: Mapping[str, Any], element_bytes: int) -> Quantization:

@@ -22,7 +22,7 @@ from .tree import text_of, tree_of
 
 __all__ = ["ModelShape", "from_config", "materialize", "model_name", "packaged", "read_config", "read_shape"]
 
-QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
 HUB_TIMEOUT_S = 10.0
 PACKAGED = Path(__file__).parent / "configs"
 # {Hub id: packaged config}; these models have the same shape at every revision
