@@ -9,7 +9,7 @@ from servebook.config.params import ModelParams, VllmEngine
 from servebook.hardware import catalog as hardware
 from servebook.model import reader as model
 from servebook.predictor.api_server import LEAST_SHARE, ApiLoop
-from servebook.predictor.attention import FP8_KV_ELEMENTS_PER_S
+from servebook.predictor.attention import FP8_KV_ELEMENTS_PER_S, HOPPER_KV_SHARE, kv_bytes_per_s
 from servebook.predictor.experts import FEW_ROWS_BYTES_PER_S
 from servebook.predictor.parallel import Layout
 from servebook.predictor.priors import vllm_priors
@@ -54,6 +54,8 @@ def test_an_fp8_cache_is_read_at_a_rate_of_elements_on_hopper():
     plain, fp8 = times(shape()), times(shape(kv="fp8"))
     assert fp8.kv_token_s == pytest.approx(65_536 / FP8_KV_ELEMENTS_PER_S)
     assert 0.5 < fp8.kv_token_s / plain.kv_token_s < 1.0
+    learned = kv_bytes_per_s(shape(kv="fp8"), H200, 0.8 * HOPPER_KV_SHARE)  # calibration moves this limit, too
+    assert learned == pytest.approx(0.8 * FP8_KV_ELEMENTS_PER_S)
     slow = CARDS["A100-80GB-SXM"]
     assert times(shape(kv="fp8"), slow).kv_token_s == pytest.approx(times(shape(), slow).kv_token_s / 2)
 

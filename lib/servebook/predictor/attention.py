@@ -16,12 +16,16 @@ from ..model.shape import AttentionLayers, ModelShape
 # Upper limit of the rate at which FlashAttention-3 reads an fp8 cache, whatever the memory bandwidth: 64 × 4,096 tokens
 # of 8 heads take 211 µs on an H100 and 192 µs on an H200 (aiconfigurator 0.12, generation_attention of vLLM 0.24)
 FP8_KV_ELEMENTS_PER_S = 2.75e12
+HOPPER_KV_SHARE = 0.91  # of the datasheet's bandwidth, of a 16-bit cache in the same tables
 
 
 def kv_bytes_per_s(shape: ModelShape, gpu: Gpu, share: float) -> float:
     """Bytes/s at which decodes read their KV cache. share: fraction of the datasheet's bandwidth."""
     rate = gpu.bytes_per_s * share
-    return min(rate, FP8_KV_ELEMENTS_PER_S) if gpu.generation == "hopper" and shape.kv_bytes_per_element == 1 else rate
+    if gpu.generation != "hopper" or shape.kv_bytes_per_element != 1:
+        return rate
+    # the limit is of the same kernel: a share other than the tables' (see priors) moves both
+    return min(rate, FP8_KV_ELEMENTS_PER_S * share / HOPPER_KV_SHARE)
 
 
 @dataclass(frozen=True)

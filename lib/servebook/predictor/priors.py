@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..hardware.catalog import Gpu
 from ..model.reader import ModelShape
+from .attention import HOPPER_KV_SHARE
 from .parallel import ALONE, Layout
 
 
@@ -64,8 +65,8 @@ def vllm_priors(
         " runs at 1,600 MHz and steps are 8 to 11 % longer; with 200 sequences of a 7B model, 6 %"
     )
     kv_reads = "fraction of the datasheet's bandwidth at which decode attention reads KV (aiconfigurator's tables)"
-    kv = {"hopper": (0.91, 0.03), "blackwell": (0.87, 0.04)}.get(gpu.generation, (0.79, 0.05))
-    stream, matmul, exposed, attention = (0.84, 0.05), (0.70, 0.10), (0.30, 0.10), (0.45, 0.10)
+    kv = {"hopper": (HOPPER_KV_SHARE, 0.03), "blackwell": (0.87, 0.04)}.get(gpu.generation, (0.79, 0.05))
+    stream, matmul, exposed, attention = (0.84, 0.035), (0.70, 0.10), (0.30, 0.10), (0.45, 0.10)
     if gpu.generation in ("hopper", "blackwell"):
         # warp-specialized kernels, from an H200's first run and its repeat. Decodes: 16 instead of 1 sequences of 8,192
         # tokens read 7.1 GB more KV in 1.6 ms; 64 instead of 1 of 512 tokens add at most 4 µs each beyond the KV reads.
