@@ -52,6 +52,10 @@ choose:
 """
 
 
+def with_settings(s: set_ups.SetUp, **changes: Any) -> set_ups.SetUp:
+    return dataclasses.replace(s, engine=s.engine.model_copy(update=changes))
+
+
 def run_of(text: str = TEXT, base: Path = Path()) -> StoredRun:
     return StoredRun(params.read_text(text, base=base), base / "nowhere", base)
 
@@ -272,7 +276,7 @@ def test_the_tightest_limit_is_the_one_that_is_nearest(choice: Choice) -> None:
 def test_of_two_that_are_all_but_certain_the_one_that_carries_more(choice: Choice) -> None:
     search, one = choice.search_at(choice.target), choice.chosen
     assert one.judged is not None
-    small = set_ups.with_settings(one.set_up, max_num_seqs=8)
+    small = with_settings(one.set_up, max_num_seqs=8)
     server, _ = choice.workshop.why_not(small, *choice.target.longest())
     assert server is not None
     judged = dataclasses.replace(one.judged, probability=0.999)
@@ -453,7 +457,7 @@ def test_what_is_not_modelled_is_said() -> None:
 def routers(choice: Choice, **changes: Any) -> dict[str, Any]:
     """The written files of two replicas of the choice, with some settings changed."""
     c = choice.chosen
-    s = set_ups.with_settings(c.set_up, **changes)
+    s = with_settings(c.set_up, **changes)
     many = Choice(**{**choice.__dict__, "chosen": Candidate(**{**c.__dict__, "replicas": 2, "set_up": s})})
     texts = router_files.router_configs(many, choice_files.served_model(choice.workshop.params.model))
     return {name: yaml.safe_load(text) for name, text in texts.items()}

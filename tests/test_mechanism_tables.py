@@ -11,7 +11,7 @@ import pytest
 import report_data
 from servebook.config.params import ModelParams, Slo
 from servebook.model.reader import read_shape
-from servebook.report import mechanism_tables, tables
+from servebook.report import mechanism_tables, service_level_tables, tables
 from servebook.scoring import score, serving
 
 SHAPE = read_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), Path("."))
@@ -44,7 +44,7 @@ def test_what_can_be_sold_is_the_last_concurrency_within_the_targets() -> None:
     assert serving.sellable(late, Slo(ttft_s=0.5)).set_index("percentile")["concurrency"]["p99"] == 1
     none = serving.sellable(points, Slo(ttft_s=0.01))
     assert none["raw_to_sellable"].isna().all()
-    assert "none" in mechanism_tables.sellable_table(points, Slo(ttft_s=0.01))
+    assert "none" in service_level_tables.sellable_table(points, Slo(ttft_s=0.01))
 
 
 def test_the_knee_is_measured_by_median_and_mean_and_predicted_by_the_mean() -> None:
@@ -61,7 +61,9 @@ def test_the_knee_is_measured_by_median_and_mean_and_predicted_by_the_mean() -> 
         p["percentiles"] = {"ttft_s": {"p50": {"value": median}, "p99": {"value": p["ttft_p99_s"]}}}
     row = serving.knees(points, frozen).iloc[0]
     assert (row["predicted"], row["predicted_by"]) == (2, "p50")
-    assert serving.knees(points, []).iloc[0]["predicted_by"] is None and "–" in mechanism_tables.knee_table(points, [])
+    assert serving.knees(points, []).iloc[0]["predicted_by"] is None and "–" in service_level_tables.knee_table(
+        points, []
+    )
 
 
 def test_every_mechanism_has_what_this_run_shows_and_a_source() -> None:

@@ -1,4 +1,7 @@
-"""The `servebook` command: parses, calls one package, prints. User errors are one line and exit status 1."""
+"""The `servebook` command: parses, calls one package, prints. User errors are one line and exit status 1.
+
+One module: a short function for each command.
+"""
 
 from __future__ import annotations
 

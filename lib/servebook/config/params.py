@@ -1,7 +1,8 @@
 """A run's parameters: typed, strict, read from one YAML file. Sweeps are in sweeps.py, workloads in workloads.py.
 
-`load(path)` rejects unknown keys with one line that has the key, its line and the nearest valid name, before any work
-is done. Units are in the names; times are in seconds, sizes in bytes (GB = 1e9, GiB = 2**30).
+`read_file` rejects unknown keys with one line that has the key, its line and the nearest valid name, before any work
+is done. Units are in the names; times are in seconds, sizes in bytes (GB = 1e9, GiB = 2**30). One module, since the
+sections are validated together in RunParams.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Datasheet figures of GPUs with their source, detection through NVML, the CPU as a fallback. Knows no model.
 
-Tensor rates are dense, in 1e12 FLOP/s; bandwidth in 1e9 bytes/s; memory in GiB.
+Tensor rates are dense, in 1e12 FLOP/s; bandwidth in 1e9 bytes/s; memory in GiB. One module: a card's entry, and how
+this machine is matched to it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Measures points, alone or as the stages of a ramp: from a spec to rows, series and figures."""
+"""Measures points, alone or as the stages of a ramp: from a spec to rows, series and figures.
+
+One module, since all of it is one sequence of steps: connect, run the loops, summarize, write.
+"""
 
 from __future__ import annotations
 

@@ -13,6 +13,8 @@
 - in_flight_mean: time average of requests sent and not ended. little_l = request rate * mean time from
   sending to the last token.
 - goodput_per_s: requests that met every given SLO, per second; failures never do.
+
+One module, so that all definitions of figures are in one place.
 """
 
 from __future__ import annotations

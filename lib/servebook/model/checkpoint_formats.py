@@ -1,7 +1,7 @@
 """How each module of a quantized checkpoint is stored, from its quantization_config and the rules of its format.
 
 Formats: compressed-tensors, ModelOpt (with its sidecar hf_quant_config.json), AWQ, GPTQ, auto-round, fp8, fbgemm,
-MXFP4, quark, torchao, bitsandbytes and HQQ.
+MXFP4, quark, torchao, bitsandbytes and HQQ. One module: a short function for each format.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Derived from the layer's weights (rows of the key and value projections, convolutions of state-space layers) and from
 the configuration with its class defaults (layer types, windows, state sizes). The result corresponds to vLLM's
-KVCacheSpec of the layer.
+KVCacheSpec of the layer. One module, since each kind of layer is found with the same few helpers.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _layer(
     heads = _number(text, "num_attention_heads", "n_head") or kv_heads
     if heads_times_value is not None and value_dim and heads_times_value[-1] % value_dim == 0:
         heads = heads_times_value[-1] // value_dim
-    window, limit, how = _window(kind, text, index)
+    window, limit, how = _window(kind, text)
     one = AttentionLayers(
         kind=how, layers=1, heads=heads, kv_heads=kv_heads, key_dim=head, value_dim=value_dim,
         decode_dim=head + value_dim, elements=keys + values, element_bytes=kv_bytes, window=window, limit=limit,
@@ -180,7 +180,7 @@ def _key_and_value_rows(weights: Mapping[str, tuple[int, ...]], text: Mapping[st
     return (own, own, head) if own > 0 and own % head == 0 else None
 
 
-def _window(kind: str, text: Mapping[str, Any], index: int) -> tuple[int | None, int | None, str]:
+def _window(kind: str, text: Mapping[str, Any]) -> tuple[int | None, int | None, str]:
     """(window of the cache, maximum context tokens per query, kind as vLLM caches the layer)"""
     window = _number(text, "sliding_window") or None
     if "sliding" in kind:

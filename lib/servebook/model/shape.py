@@ -3,7 +3,8 @@
 Conventions. A matrix-vector product of an m×n matrix costs 2·m·n FLOPs. "Linear" means the matrices of the decoder
 layers (attention and state-space projections, MLPs, experts, routers), not the LM head. Stored bytes are those of the
 checkpoint's format, with scales and zero points. In a mixture of experts a token is multiplied by the experts that it
-is routed to. A step reads every expert that any of its tokens is routed to. Routing is assumed uniform.
+is routed to. A step reads every expert that any of its tokens is routed to. Routing is assumed uniform. One module,
+since it is one class of short properties.
 """
 
 from __future__ import annotations
@@ -222,11 +223,6 @@ class ModelShape:
     def sliding_window(self) -> int | None:
         """Smallest attention limit of any layer (window, chunk, top-k), in tokens; None if no layer has a limit."""
         return min((a.limit for a in self.attention if a.limit), default=None)
-
-    @property
-    def sliding_layers(self) -> int:
-        """Number of layers with an attention limit."""
-        return sum(a.layers for a in self.attention if a.limit)
 
     def attended(self, context_tokens: float) -> float:
         """Context tokens attended to by one query: an average over the layers, weighted by KV bytes. Equals

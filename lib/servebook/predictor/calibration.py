@@ -2,7 +2,7 @@
 
 Maximum a posteriori: least squares over (log-residuals of TTFT and TPOT, front-end seconds) and (constant − prior)/sd,
 inside hard physical bounds; the posterior is Gaussian (Laplace approximation). Constants that the data do not determine
-stay near their priors, and a note lists them.
+stay near their priors, and a note lists them. One module: a fit and its result.
 """
 
 from __future__ import annotations

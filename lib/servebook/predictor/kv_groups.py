@@ -42,7 +42,6 @@ class Pool:
     """A replica's blocks. in_flight: maximum tokens scheduled but not yet processed."""
 
     groups: tuple[Group, ...]
-    bytes_per_block: int
     blocks: int
     in_flight: int
 
@@ -72,9 +71,9 @@ def pool(
     CPU)."""
     groups = grouped(kinds, block=block, hybrid=hybrid, prefix_caching=prefix_caching)
     if not groups:
-        return Pool((), 1, 1, in_flight)
+        return Pool((), 1, in_flight)
     per_block = max(g.layers * g.page for g in groups)
-    return Pool(groups, per_block, max(0, int(available_bytes // per_block)), in_flight)
+    return Pool(groups, max(0, int(available_bytes // per_block)), in_flight)
 
 
 def grouped(

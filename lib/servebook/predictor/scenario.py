@@ -1,4 +1,7 @@
-"""Simulates one point's load on one server, split over the server's groups, and summarizes the result."""
+"""Simulates one point's load on one server, split over the server's groups, and summarizes the result.
+
+One module, since it is one class with the record that it returns.
+"""
 
 from __future__ import annotations
 

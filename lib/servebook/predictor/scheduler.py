@@ -8,7 +8,7 @@ running and keeps its blocks until its last step has been processed.
 
 For speed, decodes advance in lockstep: their state is stored relative to a shared decode clock, so that the cost of a
 step does not depend on their number. Steps that break the lockstep (a preemption, a budget too small for all decodes)
-are processed request by request.
+are processed request by request. One module, since it is one state machine.
 """
 
 from __future__ import annotations

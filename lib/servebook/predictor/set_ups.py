@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -202,8 +202,3 @@ class Workshop:
     def learned(self, s: SetUp) -> bool:
         """Whether its constants were fitted to measured points."""
         return s.kind in self.calibrated
-
-
-def with_settings(s: SetUp, **changes: Any) -> SetUp:
-    """The same set-up with changed vLLM settings."""
-    return replace(s, engine=s.engine.model_copy(update=changes))

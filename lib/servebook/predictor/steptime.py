@@ -14,7 +14,8 @@ launches kernels one by one; piecewise_share of that if CUDA graphs replay all e
 prefill, up to the largest captured size); nothing if one graph replays the whole step (decode-only). The host's work
 overlaps with the step before. A launch-bound step's tokens are fetched only after the next step has been prepared.
 Continuous prefill reaches the board's power cap (capped_loss). Found on the H200 run of 2026-11-29 (outputs/reference),
-from its 128- and 1,024-token prompts, the gaps between events around every mixed step, and its NVML series.
+from its 128- and 1,024-token prompts, the gaps between events around every mixed step, and its NVML
+series. One module, since both servers share a base class.
 """
 
 from __future__ import annotations

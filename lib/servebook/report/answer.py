@@ -1,4 +1,7 @@
-"""The first screen: three sentences that answer the page's title, its conditions, and where to read on."""
+"""The first screen: three sentences that answer the page's title, its conditions, and where to read on.
+
+One module, since all of it is one screen.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Executed notebooks and a run's results as two HTML files, report and lab book: no script, no request, same bytes."""
+"""Executed notebooks and a run's results as two HTML files, report and lab book: no script, no request, same bytes.
+
+One module, since both files are written from the same chapters in one pass.
+"""
 
 from __future__ import annotations
 

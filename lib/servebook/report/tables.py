@@ -12,10 +12,7 @@ from .lesson_tables import pool_check, rows_table
 from .markup import METRIC_NAMES, Html, box, columns, esc, folded, notes_box, place, table, verdict, where, with_range
 from .mechanism_tables import (
     gap_in_words,
-    knee_table,
     references,
-    sellable_table,
-    slow_step_table,
     why_engines_differ,
 )
 from .prediction_tables import (
@@ -32,6 +29,7 @@ from .prediction_tables import (
     stamps,
     step_table,
 )
+from .service_level_tables import knee_table, sellable_table, slow_step_table
 from .sweep_tables import cost, facts_table, missing, points_table, prefix_cache, stopped
 from .traffic_tables import distribution_scores, percentile_table, requests_table
 from .verdict_tables import misses_prose, peers, score_summary, verdict_table

@@ -2,7 +2,7 @@
 
 A point stays valid as long as the inputs of `made_with` are unchanged. A point lost to a fault or a time limit has a
 file under stops/ until it is measured. Points that are no longer in the parameters are renamed so that nothing reads
-them, and restored when the parameters contain them again.
+them, and restored when the parameters contain them again. One module, since it is one class.
 """
 
 from __future__ import annotations

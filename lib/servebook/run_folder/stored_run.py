@@ -234,11 +234,6 @@ class StoredRun:
         hidden = {"pid", "url", "process", "flags", "log"}
         return {n: {k: v for k, v in self.facts(n).items() if k not in hidden} for n in engines}
 
-    def versions_line(self) -> str:
-        """Engine versions for the headline."""
-        told = {n: self.facts(n) for n in self.params.engines}
-        return ", ".join(f"{n} {f['version']}" for n, f in told.items() if f.get("version")) or "no engine ran"
-
     @property
     def figures(self) -> Path:
         """The folder of figure files."""
