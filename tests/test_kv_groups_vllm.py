@@ -18,6 +18,8 @@ MODELS = [
     "openai--gpt-oss-20b", "edge--mistral-no-window-key", "deepseek-ai--DeepSeek-V3", "InferSim--qwen3-next-80B-A3B",
     "Qwen--Qwen3.5-27B", "google--gemma-4-26B-A4B", "nvidia--NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16",
     "meta-llama--Llama-4-Scout-17B-16E-Instruct", "XiaomiMiMo--MiMo-V2-Flash", "deepseek-ai--DeepSeek-V3.2",
+    "nvidia--Qwen3.6-35B-A3B-NVFP4", "nvidia--Kimi-K2.5-NVFP4", "nvidia--GLM-5.2-NVFP4",
+    "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4", "nvidia--Gemma-4-31B-IT-NVFP4", "nvidia--Nemotron-H-56B-Base-8K",
 ]  # fmt: skip
 
 
@@ -28,7 +30,8 @@ def specs(kinds: tuple[AttentionLayers, ...], block: int, page: int) -> dict[str
 
     out: dict[str, Any] = {}
     for n, a in enumerate(kinds):
-        common: dict[str, Any] = {"block_size": block, "dtype": torch.bfloat16}
+        stored = torch.float8_e4m3fn if a.element_bytes == 1 else torch.bfloat16
+        common: dict[str, Any] = {"block_size": block, "dtype": stored}
         if a.kind == "state":
             spec: Any = vllm.MambaSpec(
                 shapes=((a.state_bytes,),), dtypes=(torch.int8,), block_size=block, page_size_padded=page,
