@@ -49,7 +49,7 @@ def test_a_good_point_is_valid_also_with_unknown_figures() -> None:
         ({"cache_hit_share": 0.5}, "suspect", "50.0 % of prompt tokens came from the prefix cache"),
         ({"preemptions": 4}, "suspect", "4 preemptions"),
         ({"events_over_tokens": 1}, "suspect", "more token events than tokens"),
-        ({"first_event_unknown": 5}, "suspect", "one assumed"),
+        ({"first_event_unknown": 5}, "suspect", "one is assumed"),
         ({"client_loop_lag_p99_s": 0.03}, "suspect", "event loop lagged 30 ms"),
         ({"client_cpu_s": 19.0}, "suspect", "95.0 % of a core"),
         ({"schedule_lag_p99_s": 0.05}, "suspect", "after they were due"),

@@ -71,4 +71,4 @@ def test_llama_cpp_python(tmp_path: Path) -> None:
             rule=Rule(1, 3, 3, 0.0, 60.0), text=True, count_tokens="events",
         )  # fmt: skip
     assert point.requests == 3 and point.verdict != "valid"
-    assert any("told no usage" in str(reason) for reason in point.reasons)
+    assert any("reported no usage" in str(reason) for reason in point.reasons)

@@ -215,7 +215,7 @@ def test_slow_headers_are_part_of_the_latency() -> None:
         (Behaviour(usage_off_by=-3, running_usage=False), "more token events than tokens"),
         (Behaviour(prompt_off_by=1), "prompts were not as long as asked"),
         (Behaviour(short_by=4), "answers were not as long as asked"),
-        (Behaviour(cached_share=0.5), "prefix cache unasked for"),
+        (Behaviour(cached_share=0.5), "prefix cache unintentionally"),
         (Behaviour(counter_off=2.0), "the server counted"),
         (Behaviour(preemptions=1), "preemptions: the KV cache overflowed"),
     ],

@@ -370,7 +370,7 @@ def test_a_password_in_a_url_is_in_no_message_and_in_no_point() -> None:
 # --- servers without usage --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("how", "said"), [("events", "their events"), ("asked", "the length asked for")])
+@pytest.mark.parametrize(("how", "said"), [("events", "their events"), ("asked", "the requested length")])
 def test_a_server_without_usage_is_counted_as_told_and_suspect(how: str, said: str) -> None:
     async def post(x: Exchange) -> None:
         await x.stream(usage=False)
@@ -380,7 +380,7 @@ def test_a_server_without_usage_is_counted_as_told_and_suspect(how: str, said: s
         point = measure(server, count_tokens=how)
     assert unknown.requests == 0 and "--count-tokens" in str(unknown.reasons[0])
     assert point.requests == 8 and point.verdict != "valid" and point.output_tokens_off == 0
-    assert any(f"told no usage: the tokens of 8 answers are {said}" in str(r) for r in point.reasons)
+    assert any(f"reported no usage: the tokens of 8 answers are {said}" in str(r) for r in point.reasons)
 
 
 def test_the_length_asked_for_is_not_that_of_an_answer_that_ended_by_itself() -> None:

@@ -49,16 +49,8 @@ def roofline(
     ax.plot([ridge, ridge], [0, peak], color=LIGHT["muted"], linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
     found, alt, named = [], [], set()
     for engine in engines:
-        look = styles[engine]
         for phase, own in frame[frame["engine"] == engine].groupby("phase", sort=True):
-            marker = look.marker if phase == "decode" else PREFILL_MARKER
-            # steps come workload by workload: where the intensity falls, the next workload begins
-            workloads = (own["intensity"].diff() < -0.2 * own["intensity"]).cumsum()
-            for _, line in own.groupby(workloads):
-                ax.plot(line["intensity"], line["rate"], "-", color=look.colour, linewidth=0.8, alpha=0.5, zorder=3)
-            for doubted, marks in own.groupby(own["doubted"].eq(True)):
-                fill = LIGHT["paper"] if doubted else look.colour
-                ax.plot(marks["intensity"], marks["rate"], marker, color=look.colour, markerfacecolor=fill, zorder=4)
+            ends = _draw_steps(ax, own, styles[engine], str(phase))
             clause, sentence = _roof_words(f"{engine}'s {phase}", f"{engine} {phase}", own, bytes_per_s, peak, ridge)
             found.append(clause)
             alt.append(sentence)
@@ -66,7 +58,6 @@ def roofline(
             for (_, r), s in zip(own.iterrows(), share, strict=True):
                 reached = f"{words.number(r['rate'])} TFLOP/s, {words.percent(s)} of the roof"
                 tip(ax, r["intensity"], r["rate"], f"{engine} {phase}, {r['label']}: {reached}")
-            ends = pd.concat([line.iloc[[0, -1]] for _, line in own.groupby(workloads)])
             for _, row in ends.iterrows():
                 if (phase, row["label"]) in named:  # the engines' steps of one kind lie close together
                     continue
@@ -87,6 +78,19 @@ def roofline(
         + (" Hollow: the audit doubts the point." if frame["doubted"].eq(True).any() else ""),
     )  # fmt: skip
     return figure
+
+
+def _draw_steps(ax: Axes, own: pd.DataFrame, look: Any, phase: str) -> pd.DataFrame:
+    """Draw the steps of one engine and phase; return the first and last step of each workload."""
+    marker = look.marker if phase == "decode" else PREFILL_MARKER
+    # steps come workload by workload: where the intensity falls, the next workload begins
+    workloads = (own["intensity"].diff() < -0.2 * own["intensity"]).cumsum()
+    for _, line in own.groupby(workloads):
+        ax.plot(line["intensity"], line["rate"], "-", color=look.colour, linewidth=0.8, alpha=0.5, zorder=3)
+    for doubted, marks in own.groupby(own["doubted"].eq(True)):
+        fill = LIGHT["paper"] if doubted else look.colour
+        ax.plot(marks["intensity"], marks["rate"], marker, color=look.colour, markerfacecolor=fill, zorder=4)
+    return pd.concat([line.iloc[[0, -1]] for _, line in own.groupby(workloads)])
 
 
 def _roof_words(
@@ -209,6 +213,20 @@ def _waterfall_takeaway(
     return takeaway + "."
 
 
+def _verdicts(rows: pd.DataFrame) -> str:
+    """The numbers of hits, near predictions and misses, in a sentence."""
+    total, hits = len(rows), int((rows["verdict"] == "hit").sum())
+    misses = int((rows["verdict"] == "miss").sum())
+    inside = rows["inside"].dropna()
+    takeaway = (
+        f"Of {total} predictions {hits} are hits (within {words.percent(score.HIT)}), {total - hits - misses} near "
+        f"(within {words.percent(score.NEAR)}) and {misses} misses"
+    )
+    if len(inside):
+        takeaway += f"; {words.percent(inside.astype(float).mean())} of the measurements fell inside the 80 % interval"
+    return takeaway + "."
+
+
 @chart
 def predicted_vs_measured(canvas: Canvas, scores: pd.DataFrame, *, id: str = "predicted-vs-measured") -> Figure:
     """Every score of the run: predicted ÷ measured, one row a metric, one mark a point, each engine's best stage."""
@@ -253,15 +271,6 @@ def predicted_vs_measured(canvas: Canvas, scores: pd.DataFrame, *, id: str = "pr
         for e in engines
     ]
     figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), borderpad=0)
-    total, hits = len(rows), int((rows["verdict"] == "hit").sum())
-    misses = int((rows["verdict"] == "miss").sum())
-    inside = rows["inside"].dropna()
-    takeaway = (
-        f"Of {total} predictions {hits} are hits (within {words.percent(score.HIT)}), {total - hits - misses} near "
-        f"(within {words.percent(score.NEAR)}) and {misses} misses"
-    )
-    if len(inside):
-        takeaway += f"; {words.percent(inside.astype(float).mean())} of the measurements fell inside the 80 % interval"
     summary = score.summary(rows, by=("engine", "metric"))
     alt = "; ".join(
         f"{r['engine']} {names.get(r['metric'], r['metric'])}: mean error {words.percent(r['mean_abs_error'])}, worst "
@@ -269,8 +278,8 @@ def predicted_vs_measured(canvas: Canvas, scores: pd.DataFrame, *, id: str = "pr
         for _, r in summary.iterrows()
     )
     figure.servebook = FigureText(  # type: ignore[attr-defined]
-        id, title, takeaway + ".", f"Strip chart of predicted divided by measured, by metric and engine. {alt}.",
-        f"n = {total} point × metric pairs; dark band ±10 %, light band ±25 %; right of 1: predicted above "
+        id, title, _verdicts(rows), f"Strip chart of predicted divided by measured, by metric and engine. {alt}.",
+        f"n = {len(rows)} point × metric pairs; dark band ±10 %, light band ±25 %; right of 1: predicted above "
         "measured. Hollow: the audit doubts the point.",
     )  # fmt: skip
     return figure

@@ -104,36 +104,12 @@ def _suspect(p: MeasuredPoint, cache_expected: bool) -> list[Reason]:
     when(bool(p.hung), ReasonCode.HUNG_REQUESTS, f"{p.hung} requests hung unanswered when the point ended")
     if not n:
         return reasons
-    server, client = p.server_output_tokens, p.client_output_tokens
-    if server is not None and client is not None:
-        # tokens received during a scrape, and the step running at either end, may count on either side
-        edge = (p.scrape_edge_tokens or 0) + 2 * (p.concurrency or p.in_flight_mean or 1)
-        slack = max(COUNT_TOLERANCE * max(server, client), edge)
-        text = f"the server counted {server:.0f} output tokens, the client {client:.0f}"
-        when(abs(server - client) > slack, ReasonCode.TOKEN_COUNT, text)
-    how = {"events": "their events", "asked": "the length asked for"}.get(str(p.count_tokens), "a guess")
-    text = f"the server told no usage: the tokens of {p.counted_without_usage} answers are {how}"
-    when(bool(p.counted_without_usage), ReasonCode.NO_USAGE, text)
-    text = "the server's counters fell: it, or an engine of it, was started again"
-    when(bool(p.server_counters_reset), ReasonCode.COUNTERS_RESET, text)
-    hidden = p.hidden_reasoning_tokens
-    text = f"{hidden} reasoning tokens were not streamed: they are inside TTFT, and TPOT is of the others"
-    when(bool(hidden), ReasonCode.HIDDEN_REASONING, text)
-    when(
-        bool(p.events_over_tokens),
-        ReasonCode.EXTRA_EVENTS,
-        f"{p.events_over_tokens} streams had more token events than tokens",
-    )
-    text = (
-        f"{p.bunched} answers brought several tokens at once in their first read: something holds tokens back, so "
-        "TTFT is late and TPOT short or missing"
-    )
-    when((p.bunched or 0) > BUNCHED_TOLERANCE * n, ReasonCode.BUNCHED, text)
+    reasons += _doubtful_counts(p, n)
     hit = p.cache_hit_share
     when(
         not cache_expected and hit is not None and hit > CACHE_TOLERANCE,
         ReasonCode.CACHE_HITS,
-        f"{_percent(hit)} of prompt tokens came from the prefix cache unasked for",
+        f"{_percent(hit)} of prompt tokens came from the prefix cache unintentionally",
     )
     when(
         bool(p.preemptions),
@@ -145,8 +121,44 @@ def _suspect(p: MeasuredPoint, cache_expected: bool) -> list[Reason]:
     when(
         bool(p.first_event_unknown),
         ReasonCode.FIRST_EVENT_SIZE,
-        f"{p.first_event_unknown} first events may carry several tokens, which is not told: one assumed",
+        f"{p.first_event_unknown} first events may carry several tokens (not reported): one is assumed",
     )
+    return reasons
+
+
+def _doubtful_counts(p: MeasuredPoint, n: int) -> list[Reason]:
+    """Reasons to doubt the numbers of tokens, or the times of single tokens. n: measured requests."""
+    reasons: list[Reason] = []
+
+    def when(condition: bool, code: ReasonCode, text: str) -> None:
+        if condition:
+            reasons.append(Reason(code, text))
+
+    server, client = p.server_output_tokens, p.client_output_tokens
+    if server is not None and client is not None:
+        # tokens received during a scrape, and the step running at either end, may count on either side
+        edge = (p.scrape_edge_tokens or 0) + 2 * (p.concurrency or p.in_flight_mean or 1)
+        slack = max(COUNT_TOLERANCE * max(server, client), edge)
+        text = f"the server counted {server:.0f} output tokens, the client {client:.0f}"
+        when(abs(server - client) > slack, ReasonCode.TOKEN_COUNT, text)
+    how = {"events": "their events", "asked": "the requested length"}.get(str(p.count_tokens), "a guess")
+    text = f"the server reported no usage: the tokens of {p.counted_without_usage} answers are {how}"
+    when(bool(p.counted_without_usage), ReasonCode.NO_USAGE, text)
+    text = "the server's counters fell: it, or an engine of it, was started again"
+    when(bool(p.server_counters_reset), ReasonCode.COUNTERS_RESET, text)
+    hidden = p.hidden_reasoning_tokens
+    text = f"{hidden} reasoning tokens were not streamed: they count in TTFT, and TPOT covers the others"
+    when(bool(hidden), ReasonCode.HIDDEN_REASONING, text)
+    when(
+        bool(p.events_over_tokens),
+        ReasonCode.EXTRA_EVENTS,
+        f"{p.events_over_tokens} streams had more token events than tokens",
+    )
+    text = (
+        f"{p.bunched} answers brought several tokens at once in their first read: something holds tokens back, so "
+        "TTFT is late and TPOT short or missing"
+    )
+    when((p.bunched or 0) > BUNCHED_TOLERANCE * n, ReasonCode.BUNCHED, text)
     return reasons
 
 
