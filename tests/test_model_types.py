@@ -183,6 +183,17 @@ STEP_3 = {
 }  # fmt: skip
 
 
+MINICPM_V = {
+    "architectures": ["MiniCPMV"], "model_type": "minicpmv", "version": "2.6", "hidden_size": 3584, "query_num": 64,
+    "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18_944,
+    "vocab_size": 151_666, "max_position_embeddings": 32_768, "image_size": 448, "drop_vision_last_layer": False,
+    "rms_norm_eps": 1e-6, "hidden_act": "silu", "vision_config": {
+        "model_type": "siglip", "hidden_size": 1152, "image_size": 980, "intermediate_size": 4304,
+        "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14,
+    },
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("config", "parameters", "active", "kv"),
     [  # from the constructors of vLLM's code; parameters as their makers say
@@ -190,6 +201,7 @@ STEP_3 = {
         (INTERNLM_2, 19.86e9, 19.86e9, 48 * 8 * 128 * 2 * 2),  # its head is called output
         (EXAONE_3, 7.82e9, 7.82e9, 32 * 8 * 128 * 2 * 2),  # its own names for layers and norms
         (INTERNVL, 30.85e9, 3.35e9, 48 * 4 * 128 * 2 * 2),  # the decoder's configuration is llm_config
+        (MINICPM_V, 8.10e9, 7.61e9, 28 * 4 * 128 * 2 * 2),  # its resampler is moved to a device
         (STEP_3, 321e9, 38.8e9, 61 * 256 * 2 * 2),  # queries of low rank beside keys and values
     ],
 )  # fmt: skip

@@ -229,7 +229,7 @@ def _of_library(module: str, name: str) -> Any:
     if name in names:
         return names[name]
     parts = module.split(".")[1:]
-    read = {"models", "configs"} & set(parts) and parts[-1] not in NO_MODELS
+    read = {"models", "configs", "resampler"} & set(parts) and parts[-1] not in NO_MODELS
     return _in_file(folder.joinpath(*parts), name, names) if read else Unknown(name)
 
 

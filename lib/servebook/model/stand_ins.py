@@ -197,6 +197,11 @@ class Module:
             raise AttributeError(name)
         return Unknown(f"{type(self).__name__}.{name}")
 
+    def to(self, *_: Any, **__: Any) -> Module:
+        return self
+
+    eval = train = cuda = cpu = half = float = bfloat16 = requires_grad_ = apply = to
+
     def children(self) -> Iterator[tuple[str, Module]]:
         for name, value in vars(self).items():
             if isinstance(value, Module):
