@@ -1,4 +1,4 @@
-"""What a sweep figure says of itself, from its data: the takeaway's sentences, the note below, the text alternative."""
+"""The texts of a sweep figure, from its data: takeaway, note, text alternative."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def values_in_words(data: Data, metric: ChartMetric, x: str, at: str) -> str:
 
 
 def compare_at_last(data: Data, metric: ChartMetric, x: str, at: str) -> str:
-    """How the two engines stand at the largest x that both were measured at."""
+    """A comparison of the two engines at the largest x that both measured."""
     if len(data.engines) < 2:
         return ""
     first, second = data.engines[:2]

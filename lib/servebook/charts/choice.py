@@ -1,4 +1,4 @@
-"""Figure of a choice: what one user sees against what a token costs, every set-up a point, the front marked."""
+"""Figure of a choice: one user's tokens/s against cost per token, one mark per set-up, with the Pareto front."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ BEYOND = 1.3  # times the dearest set-up that meets the level: the axis ends the
 
 
 def cost(row: Row) -> float | None:
-    """Of a million output tokens at the target load; None where nothing was put out."""
+    """Cost of a million output tokens at the target load; None without output."""
     tokens = row.get("output_tok_per_s")
     return row["cost_per_hour"] / 3600 / tokens * 1e6 if tokens and row["user_tok_per_s"] else None
 
 
 def front(rows: Sequence[Row]) -> list[Row]:
-    """Set-ups that no other beats in both tokens/s of a user and cost of a token, slowest user first."""
+    """The Pareto front: set-ups that no other beats in both a user's tokens/s and cost per token, slowest user
+    first."""
     best: list[Row] = []
     known = [(r, c) for r in rows if (c := cost(r)) is not None]
     lowest = math.inf

@@ -1,4 +1,4 @@
-"""The decode model over the batch: alone with its ceiling, or beside the rates that were served."""
+"""The decode model over the batch size, with its ceiling or with the measured rates."""
 
 from __future__ import annotations
 

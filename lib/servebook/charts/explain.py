@@ -151,11 +151,10 @@ def waterfall(
     id: str = "waterfall",
     note: str = "",
 ) -> Figure:
-    """Where the time went: from the first part (what the roofline says), part by part, to the measured value.
+    """A waterfall of the time, from the first part (the roofline bound) to the measured value.
 
-    parts: (label, value) in the order they are added, all in one unit; the first is the start. What they leave
-    unexplained is drawn as a part of its own before `measured`.
-    """
+    parts: (label, value) in order, in one unit; the first is the start. The unexplained remainder is drawn as a
+    separate part before `measured`."""
     labels, values = [start if not parts else parts[0][0]], [parts[0][1] if parts else 0.0]
     labels += [p[0] for p in parts[1:]]
     values += [p[1] for p in parts[1:]]

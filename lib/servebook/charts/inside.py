@@ -1,4 +1,5 @@
-"""Figures from inside a point: how TTFT and TPOT spread over requests, and what the server said of itself over time."""
+"""Figures of a single point: the distribution of TTFT and TPOT over requests, and the server's own metrics over
+time."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ STYLE = (
 
 
 class Page(str):
-    """HTML that a cell shows as it is, with a line of plain text for where there is none."""
+    """HTML shown by a cell, with a line of plain text where HTML cannot be shown."""
 
     plain: str
 
@@ -61,7 +61,7 @@ def text(value: object) -> str:
 
 
 def tiles(values: Iterable[tuple[str, str, str]]) -> str:
-    """Figures in a row: (what, value, what stands under it)."""
+    """Figures in a row: (name, value, text below)."""
     cells = (
         f"<div>{text(what)}<b>{text(value)}</b><small>{text(under) or '&nbsp;'}</small></div>"
         for what, value, under in values
@@ -70,7 +70,7 @@ def tiles(values: Iterable[tuple[str, str, str]]) -> str:
 
 
 def figure(drawn: Figure, note: str = "", takeaway: bool = True) -> str:
-    """A figure of charts/, at the width that it was drawn for, with what it says below."""
+    """A figure of charts/ in its original width, with its texts below."""
     words = style.text_of(drawn)
     said = words.takeaway if takeaway else ""
     label = f'aria-label="{html.escape(f"{words.title}. {words.alt}", quote=True)}"'

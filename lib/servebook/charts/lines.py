@@ -60,7 +60,7 @@ class Data:
         return rows.dropna(subset=[x, "predicted"]).sort_values(x)
 
     def notebook_name_others(self, engine: str, metric: str, x: str) -> pd.DataFrame:
-        """Somebody else's predictions, as far as points of this sweep go."""
+        """Predictions of other tools or authors, for the points of this sweep that they cover."""
         if self.others is None or x not in self.others:
             return pd.DataFrame()
         rows = self.others[(self.others["engine"] == engine) & (self.others["metric"] == metric)]
@@ -96,7 +96,7 @@ def gather(points: Any, predictions: Any, sweep: str | None, stage: str | None =
 
 
 def workload(data: Data) -> str:
-    """The lengths of a sweep's requests, as they stand behind a title."""
+    """The lengths of a sweep's requests, in the form used after a title."""
     rows = data.points if len(data.points) else data.predicted
     tokens = [sorted(rows[c].dropna().unique()) for c in ("prompt_tokens", "output_tokens")]
     if all(len(t) == 1 for t in tokens):
@@ -105,7 +105,7 @@ def workload(data: Data) -> str:
 
 
 def empty(figure: Figure, ax: Axes, id: str, title: str) -> Figure:
-    """A figure of a sweep without points says so."""
+    """A figure for a sweep without points, with a text that says so."""
     ax.set_axis_off()
     ax.text(0.5, 0.5, "No point of this sweep was measured or predicted", ha="center", transform=ax.transAxes)
     text = "Nothing to draw: no point of this sweep was measured or predicted."
@@ -217,7 +217,8 @@ def finish_ratio(below: Axes | None, x_label: str, ax: Axes) -> None:
 
 
 def label_ends(ax: Axes, ends: Sequence[tuple[str, float, float]], data: Data, gap_pt: float = 11.5) -> None:
-    """Names right of the lines' ends, pushed apart where they would overlap. Call after the scales are set."""
+    """Write names to the right of the lines' ends, moved apart if they would overlap. Call after setting the
+    scales."""
     figure = ax.figure
     assert isinstance(figure, Figure)
     # where a line goes on as a prediction, its name stands above it
@@ -252,13 +253,13 @@ LONGEST_END = 10  # characters of a name that still fit right of a curve's end
 
 
 def long_names(data: Data) -> bool:
-    """Whether the curves' names are too long to stand at their ends."""
+    """Whether the curves' names are too long for labels at the lines' ends."""
     return max((len(name) for name in data.engines), default=0) > LONGEST_END
 
 
 def key(ax: Axes, data: Data, narrow: bool, extra: Sequence[Any] = (), band: bool = True) -> None:
-    """One short key above the first panel: what solid, dashed, band, hollow and × mean in this figure, and the names
-    of the curves where they are too long to stand at their ends."""
+    """One short legend above the first panel: the meaning of solid, dashed, band, hollow and × in this figure, and
+    the curves' names if they are too long for labels."""
     ink = LIGHT["muted"]
     entries: list[Any] = []
     if len(data.measured):

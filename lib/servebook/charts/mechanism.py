@@ -36,8 +36,8 @@ def _visible(tokens: Mapping[str, int], least: float) -> dict[str, float]:
 
 
 def layer_parts(shape: ModelShape, context_tokens: int) -> list[tuple[str, str, float]]:
-    """What one decoder layer reads in a decode step of one sequence, in the order of a token's way through it:
-    (part, its size in words, bytes). The KV cache is that of `context_tokens` tokens."""
+    """Bytes read by one decoder layer in a decode step of one sequence, in the order of computation: (part, its
+    size as text, bytes). The KV cache holds `context_tokens` tokens."""
     bits, hidden, heads, kv = shape.weight_bits, shape.hidden, shape.heads * shape.head_dim, shape.kv_heads
     kv_width, mlp = kv * shape.head_dim, shape.intermediate
     matrices = [
@@ -55,7 +55,8 @@ def layer_parts(shape: ModelShape, context_tokens: int) -> list[tuple[str, str, 
 
 @chart
 def decoder_layer(canvas: Canvas, shape: ModelShape, context_tokens: int, *, id: str = "decoder-layer") -> Figure:
-    """One decoder layer as a decode step sees it: its matrices from top to bottom, each as long as it has bytes."""
+    """One decoder layer in a decode step: its matrices from top to bottom, with lengths proportional to their
+    bytes."""
     parts = layer_parts(shape, context_tokens)
     figure, [(ax, _)] = canvas.panels(1, height=0.55 + 0.34 * len(parts))
     reach = max(size for _, _, size in parts)

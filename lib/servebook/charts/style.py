@@ -46,7 +46,7 @@ WIDE_IN, NARROW_IN = 7.5, 3.6
 
 
 def lab_palette(selector: str) -> str:
-    """CSS that gives what `selector` names JupyterLab's theme; the light palette where there is no Lab."""
+    """CSS that maps `selector`'s colours to JupyterLab's theme; the light palette outside Lab."""
     light = "".join(
         f"--{n}:var({LAB_COLOURS[n]},{c});" if n in LAB_COLOURS else f"--{n}:{c};" for n, c in LIGHT.items()
     )
@@ -62,7 +62,7 @@ class EngineStyle:
 
 @dataclass
 class FigureText:
-    """What a figure says in words. `note`: n and what the interval is; `narrow`: the same figure for a phone."""
+    """The texts of a figure. note: n and the meaning of the interval; narrow: the same figure for a phone."""
 
     id: str
     title: str
@@ -152,7 +152,8 @@ def theme() -> Iterator[None]:
 
 
 def chart(draw: Callable[..., Figure]) -> Callable[..., Figure]:
-    """Turns `draw(canvas, …)` into a function that returns the wide figure with the narrow one beside its text."""
+    """Decorator: `draw(canvas, …)` becomes a function that returns the wide figure, with the narrow one in its
+    text."""
 
     @functools.wraps(draw)
     def build(*args: Any, **kwargs: Any) -> Figure:
@@ -182,7 +183,7 @@ def _settled(figure: Figure) -> Figure:
 
 
 def place_last(figure: Figure, place: Callable[[], None]) -> None:
-    """Call `place` once the axes stand where they stay: now, or after the layout of a figure that has one to come."""
+    """Call `place` when the axes have their final positions: now, or after a pending layout."""
     if figure.get_layout_engine() is None:
         place()
         return

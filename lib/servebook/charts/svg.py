@@ -193,7 +193,7 @@ def _letters(text: str, count: int) -> str:
 
 
 def short_prefix(text: str) -> str:
-    """A few letters that stand for a figure's id in the ids of its drawing."""
+    """A few letters that identify a figure in the ids of its SVG elements."""
     return f"s{_letters(text, 4)}-"
 
 

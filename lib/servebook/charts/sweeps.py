@@ -77,7 +77,7 @@ def throughput(
 def output_rate(
     canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage: str | None = None, others: Any = None
 ) -> Figure:
-    """Concurrency against output tokens/s by the wall clock, for points of which no decode rate is known."""
+    """Concurrency against output tokens/s (wall clock), for points without a decode rate."""
     data = lines.gather(points, predictions, sweep, stage, others)
     title = "Concurrency against output tokens/s"
     return _curves(canvas, data, [OUTPUT], *CONCURRENCY, f"output-{sweep}", title, log=False)
@@ -153,8 +153,8 @@ def _by_prompts_frozen(
 
 
 def _flattery(table: Any) -> str:
-    """What one seed flatters: where it lowers TTFT most, and where it raises the output rate most, of the points that
-    the cache served part of (of all where none says so)."""
+    """A sentence on the effect of repeated prompts: the largest reduction of TTFT and the largest gain in output
+    rate, among points with cache hits (among all points if hits are unknown)."""
     served = table[table["cache_hit_share_same"] > 0]
     table = served if len(served) else table
     ttft, rate = table.loc[table["ttft_ratio"].idxmin()], table.loc[table["output_ratio"].idxmax()]

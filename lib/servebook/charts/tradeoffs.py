@@ -24,9 +24,8 @@ from .style import LIGHT, Canvas, FigureText, chart, place_last, tip, y_axis
 def latency_throughput(
     canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage: str | None = None
 ) -> Figure:
-    """Chart 2: request latency p50 and p99 against output tokens/s, one point a concurrency.
-
-    Percentiles are drawn beside percentiles: a prediction that holds means only is left out."""
+    """Chart 2: p50 and p99 request latency against output tokens/s, one point per concurrency. Predictions that
+    have only means are not drawn."""
     data = lines.gather(points, predictions, sweep, stage)
     title = "Request latency against output throughput"
     figure, [(ax, _)] = canvas.panels(1, height=3.0)
@@ -170,7 +169,7 @@ def _pairs(data: Data, engine: str, first: str, second: str) -> pd.DataFrame:
 
 
 def _number_points(ax: Any, rows: pd.DataFrame, x: str, y: str, number: str, *, above: bool = False) -> None:
-    """A point's number beside it, left out where it would lie on the one before."""
+    """Write each point's number next to it, unless it would overlap the one before."""
     places = rows[[x, y]].to_numpy(dtype=float)
     labels = [
         ax.annotate(

@@ -1,4 +1,4 @@
-"""Figures as words: quantities with units, and sentences that say what a curve does. Every number comes from data."""
+"""Figures as text: quantities with units, and sentences that describe curves. Every number comes from the data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def label(value: float) -> str:
-    """A value of an axis, exact where it is a whole number: 8,192 and not 8,190."""
+    """An axis value as text; exact if it is a whole number (8,192, not 8,190)."""
     return f"{value:,.0f}" if float(value).is_integer() else number(value)
 
 
@@ -50,7 +50,7 @@ def seconds(value: float | None, digits: int = 3) -> str:
 
 
 def quantity(value: float | None, unit: str) -> str:
-    """`unit` "s" picks the unit that reads best; any other stands behind the number."""
+    """A quantity with its unit. "s" is converted to the most readable unit of time; other units are appended."""
     if unit == "s":
         return seconds(value)
     return f"{number(value)}{'' if unit == '×' else ' '}{unit}".rstrip()
@@ -68,7 +68,7 @@ def percent(share: float | None, signed: bool = False) -> str:
 
 
 def times(ratio: float) -> str:
-    """2.4×; a ratio below 1/2 is told as its inverse: 1/116."""
+    """A ratio as text: 2.4×. A ratio below 1/2 is written as its inverse: 1/116."""
     if 0 < ratio < 0.5:
         return f"1/{number(1 / ratio, 2 if 1 / ratio < 100 else 3)} of"
     return f"{number(ratio, 2 if ratio < 100 else 3)}×"

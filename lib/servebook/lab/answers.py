@@ -15,7 +15,7 @@ from .setting import Setting
 
 
 class Answer:
-    """Shows itself: `html` in Lab's style, `text` where there is no HTML."""
+    """A result that displays itself: `html` in Lab's style, `text` if HTML cannot be shown."""
 
     def html(self) -> str:
         raise NotImplementedError
@@ -32,7 +32,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Forecast(Answer):
-    """What a load is predicted to give. Seconds, tokens/s, requests/s; None where it is not served (see `note`)."""
+    """The predicted figures of a load, in seconds, tokens/s and requests/s; None if it cannot be served (see
+    `note`)."""
 
     setting: Setting
     point: PredictedPoint = field(repr=False)  # as in predictions.json; no low and high of a quick prediction
@@ -83,7 +84,7 @@ class Forecast(Answer):
 
     @property
     def goodput_per_s(self) -> float | None:
-        """Requests/s within the setting's service level; all of them where it sets none."""
+        """Requests/s within the setting's service level; all requests if it has none."""
         return None if self.met_share is None else self.met_share * (self.request_rate_per_s or 0.0)
 
     @property

@@ -30,7 +30,7 @@ def shows_settings(function: F) -> F:
 
 
 def setting_from(base: str | Setting | None, changes: Mapping[str, Any]) -> Setting:
-    """The setting that a function was asked for: a Setting or a model's name, then changes by name."""
+    """The setting for a function call: a Setting or a model's name, with changes by keyword."""
     if isinstance(base, str):
         base, changes = None, {"model": base, **changes}
     if base is not None and not isinstance(base, Setting):

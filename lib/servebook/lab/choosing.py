@@ -37,7 +37,7 @@ def _wide(label: int, field: int = 80) -> dict[str, Any]:
 
 
 class ChoiceView:
-    """A choice with everything that is said of it; shows itself in a cell. found: choice_answer.answer."""
+    """A choice with its details; displays itself in a cell. found: the result of choice_answer.answer."""
 
     def __init__(self, choice: Choice, base: Path, measured: Sequence[Mapping[str, Any]] = ()) -> None:
         self.choice, self.base, self.measured = choice, base, measured
@@ -172,7 +172,7 @@ class ChoicePanel:
         return self._book.params.model_copy(update=asked)
 
     def ask(self) -> None:
-        """Search with what the controls say, and show the answer."""
+        """Search with the controls' values, and show the answer."""
         self.said.value = "searching …"
         c, space = self.controls, self._book.params.choose or SearchSpace()
         given = {name: space.gpus.get(name) for name in c["gpus"].value}

@@ -15,14 +15,15 @@ LIMITS = ("max_num_batched_tokens", "max_num_seqs")  # that decide how requests 
 
 @dataclass(frozen=True)
 class Difference:
-    """What a setting and a run do not share. `other`: another GPU or model, of which the run's points say nothing."""
+    """A difference between a setting and a run. other: another GPU or model, to which the run's points do not
+    apply."""
 
     text: str
     other: bool = False
 
 
 def differences(s: Setting, run: Run, engine: str) -> list[Difference]:
-    """Why the points of a run's engine are not measurements of this setting's server; empty where they are."""
+    """Reasons why the points of a run's engine are not measurements of this setting's server; empty if they are."""
     found = []
     own = of_run(run, engine)
     if s.card.name != run.gpu.name:

@@ -23,8 +23,8 @@ _WRAP = w.Layout(flex_flow="row wrap", grid_gap="0 12px")
 
 
 class Controls:
-    """settings: a widget for each field of Setting; run, sweep: what to load; other: a GPU to compare with; actions:
-    buttons by name, with `said` beside them; box: all of them, arranged."""
+    """The widgets. settings: one for each field of Setting; run, sweep: the run to read; other: a GPU to compare
+    with; actions: buttons by name; said: their messages; box: all of them, arranged."""
 
     def __init__(self) -> None:
         def menu(label: str, options: Sequence[Any], width: str = "235px") -> Any:
@@ -94,7 +94,7 @@ class Controls:
 
 
 def choose(control: Any, value: Any) -> None:
-    """Set a menu or slider, with the value as a further option where it is none yet."""
+    """Set a menu or slider to a value, which is added to the options if necessary."""
     value = DEFAULT if value is None else value
     options = list(control.options)
     if value not in [v for _, v in options]:

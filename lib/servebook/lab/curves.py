@@ -29,7 +29,7 @@ HIT = 0.02  # prefix-cache hits of a measured point above which its prediction t
 
 @dataclass(frozen=True)
 class Curve(Answer):
-    """Predictions along one axis, with a run's measured points where it has them."""
+    """Predictions along one axis, with a run's measured points if it has any."""
 
     setting: Setting
     sweep: str
@@ -65,7 +65,7 @@ class Curve(Answer):
         return " ".join([*(style.text_of(f).takeaway for f in self.figures), self.note]).strip()
 
     def to_csv(self, path: str | Path) -> Path:
-        """Predicted points with their intervals, and the measured values beside them, as one CSV."""
+        """Predicted points with their intervals and the measured values, as one CSV."""
         frame = self.frame()
         if self.measured:
             seen = score.measured_frame(score.complete_frame(self.measured))
@@ -98,12 +98,11 @@ def against(
     run: str, sweep: str | None = None, engine: str | None = None, setting: Setting | None = None,
     **settings: Any,
 ) -> Curve:  # fmt: skip
-    """A run's measured points of a sweep laid over the prediction for its own setting, or for a changed one.
+    """A run's measured points of a sweep, compared with the prediction for its own setting or for a changed one.
 
-    run: a name of `all_runs()`, or a folder. sweep, engine: the run's first unless given. Where the setting is
-    not what the run measured, the answer says what differs and gives no error; a stored run that did measure it takes
-    its place.
-    """
+    run: a name of `all_runs()`, or a folder. sweep, engine: default: the run's first. If the setting is not the one
+    that the run measured, the answer lists the differences and gives no error; a stored run that did measure the
+    setting is used instead."""
     stored = runs.read_run(run)
     name = engine
     if name is not None and name not in stored.params.engines:

@@ -1,4 +1,4 @@
-"""The predictor behind a setting: calibrated on the loaded run where that run's GPU is the setting's."""
+"""The predictor for a setting, calibrated on the loaded run if that run used the setting's GPU."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def of(s: Setting) -> Forecaster:
 
 
 def point(s: Setting, spec: PointSpec, hit_share: float = 0.0) -> PredictedPoint:
-    """A predicted point of the setting's server: simulated once, whoever asks for it. Its interval is wider where the
-    setting changes a type that the constants were learned with."""
+    """The predicted point of the setting's server; simulated once and then cached. The interval is wider if the
+    setting changes the type of weights or KV cache that calibration used."""
     own = replace(spec, sweep="explore", engine="vllm", point="")
     found = _point(_server_of(s), _version(s), own, hit_share).copy()
     found["sweep"], found["engine"], found["point"] = spec.sweep, spec.engine, spec.point
@@ -78,7 +78,7 @@ def learns_from(s: Setting) -> runs.Run | None:
 
 
 def type_change(s: Setting) -> float:
-    """The relative sd to add: TYPE_CHANGE where weights or KV cache have another type than the run that taught."""
+    """The relative sd to add: TYPE_CHANGE if weights or KV cache have another type than in the calibration run."""
     if (run := learns_from(s)) is None:
         return 0.0
     shape, own = s.shape, run.shape
@@ -122,7 +122,7 @@ def _forecaster(s: Setting, version: int) -> Forecaster:
 
 @lru_cache(maxsize=16)
 def _calibrated(name: str, engine: str, version: int) -> Forecaster:
-    """A run's own engine, with the constants that its C = 1 points teach."""
+    """The predictor of a run's own engine, calibrated on its C = 1 points."""
     run = runs.read_run(name)
     f = forecaster(
         run.params, engine, run.shape, run.gpu, facts=run.facts.get(engine), measured=run.alone(engine), samples=SAMPLES
@@ -132,7 +132,7 @@ def _calibrated(name: str, engine: str, version: int) -> Forecaster:
 
 
 def _still_true(facts: Mapping[str, Any], s: Setting, run: runs.Run) -> dict[str, Any]:
-    """What the run's engine said of itself, without what the setting changes."""
+    """The limits that the run's engine reported, without those that the setting changes."""
     gone = {k for k in SERVING if getattr(s, k) is not None}
     if replace(s.shape, name="") != replace(run.shape, name="") or s.gpus > 1:
         gone |= {"kv_cache_tokens", "kv_cache_gib"}
@@ -140,7 +140,7 @@ def _still_true(facts: Mapping[str, Any], s: Setting, run: runs.Run) -> dict[str
 
 
 def _alone(name: str, engine: Any, load: Load) -> RunParams:
-    """A run of nothing but this engine, for the predictor."""
+    """Parameters of a run with only this engine, for the predictor."""
     model_params, hardware_params = ModelParams(config="tiny-qwen2", weights="dummy"), HardwareParams(gpu="H200")
     return RunParams(
         run="explore", title="explore", model=model_params, hardware=hardware_params, engines={name: engine}, load=load

@@ -1,9 +1,8 @@
-"""The widgets of an exploration: every setting at hand, redrawn as it is turned.
+"""The widgets of an exploration, with controls for every setting; results are redrawn when a control changes.
 
-While a control is turned the load's figures follow as a quick estimate, and what was drawn for the setting before is
-faint. Once nothing has been turned for a moment, one simulation answers the tiles, the comparison and the curves. All
-is plain display output beside the widgets, so that it stays where no kernel runs.
-"""
+While a control moves, the load's figures follow as a quick estimate, and the previous drawing is faint. When no
+control has moved for a moment, one simulation updates the tiles, the comparison and the curves. All results are plain
+display output, so that they remain visible without a kernel."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ class Panel:
 
     @property
     def setting(self) -> Setting:
-        """What the widgets say now."""
+        """The setting of the widgets' current values."""
         shown = {name: control.value for name, control in self._controls.items()}
         values: dict[str, Any] = {name: None if value == DEFAULT else value for name, value in shown.items()}
         for name in ("ttft_slo_s", "tpot_slo_s"):
@@ -94,7 +93,7 @@ class Panel:
         self._redraw()
 
     def _act(self, name: str, _: Any = None) -> None:
-        """One of the buttons below the controls; what came of it stands beside them."""
+        """Run the action of one of the buttons below the controls; its result is shown next to them."""
         try:
             said = {"Reset": self._reset, "Code": self._code}.get(name, functools.partial(self._export, name))()
         except (ServebookError, OSError) as error:
@@ -172,7 +171,7 @@ class Panel:
                 draw()
 
     async def _when_the_hand_rests(self) -> None:
-        """In steps, between which a further change is heard and ends this."""
+        """Wait in short steps until no control has changed for a moment; a further change ends the wait."""
         await asyncio.sleep(PAUSE_S)
         self._draw_whole()
         with contextlib.suppress(ServebookError):  # the case's own row says why
@@ -227,7 +226,7 @@ class Panel:
 
 @asking.shows_settings
 def panel(model: str | Setting | None = None, **settings: Any) -> Panel:
-    """The widgets: everything above at hand, redrawn as it changes. settings: where they start."""
+    """The widgets with controls for every setting and results that follow. settings: initial values."""
     return Panel(asking.setting_from(model, settings))
 
 

@@ -19,9 +19,8 @@ from .setting import SERVING, Setting
 def text(s: Setting, concurrency: Iterable[int] = ()) -> str:
     """The YAML of a run that measures a setting: its C = 1 point, then its load.
 
-    concurrency: of the sweep, the setting's own where none is given. Raises ServebookError for a GPU that no catalog
-    names.
-    """
+    concurrency: values of the sweep; None: the setting's own. Raises ServebookError for a GPU that is not in the
+    catalog."""
     if not isinstance(s.gpu, str):
         raise ServebookError(
             f"{s.gpu.name} is not in the catalog",

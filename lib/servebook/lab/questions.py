@@ -54,7 +54,7 @@ def quick_predict(model: str | Setting | None = None, **settings: Any) -> Foreca
     count = QUICK_ARRIVALS if s.rate_per_s else whole_rounds(max(120, 3 * s.concurrency), s.concurrency)
     result = scenario.simulate(f.best, f.seed, count, log=True)
     outcome = scenario.summarize(result, f.best)
-    if s.rate_per_s:  # a simulated window happens to hold more or fewer arrivals than the rate asks for
+    if s.rate_per_s:  # a simulated window may contain more or fewer arrivals than the rate gives on average
         tokens = outcome.output_tok_per_s * s.rate_per_s / outcome.request_rate_per_s
         outcome = replace(outcome, request_rate_per_s=s.rate_per_s, output_tok_per_s=tokens)
     parts = explain.breakdown(scenario, f.best, outcome, result)
@@ -142,7 +142,7 @@ def usual_cases(s: Setting, gpus: str | Sequence[str] = ()) -> dict[str, dict[st
 
 
 def _tried(s: Setting, changes: Mapping[str, Any]) -> Forecast:
-    """A case, or why there is none (a GPU without bfloat16, say)."""
+    """A case, or the reason why it is not possible (for example, a GPU without bfloat16)."""
     try:
         return forecast(changed(s, changes))
     except ServebookError as error:

@@ -1,4 +1,4 @@
-"""Runs to lay beside a prediction: own ones, the reference runs, and points that others published."""
+"""Runs to compare with a prediction: the user's own, the reference runs, and published points."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..run_folder.layout import RunFiles, run_folders
 
 @dataclass(frozen=True)
 class Run:
-    """A stored run: its parameters, hardware, what its engines said of themselves, and its measured points."""
+    """A stored run: parameters, hardware, limits that its engines reported, and measured points."""
 
     name: str
     params: params.RunParams
@@ -55,7 +55,8 @@ class Run:
 
 
 def names() -> dict[str, Path]:
-    """Every run that can be laid beside a prediction, by the name that `load` takes: folders and published CSVs."""
+    """All runs that can be compared with a prediction, by the name that `read_run` accepts: folders and published
+    CSVs."""
     found: dict[str, Path] = {}
     for folder in run_folders(outputs_folder()):
         found[folder.name] = folder

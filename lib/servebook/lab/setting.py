@@ -1,4 +1,4 @@
-"""What an exploration can change: one model on one GPU under one load. Every value is checked where it is set."""
+"""The settings of an exploration: one model on one GPU under one load. Every value is checked when it is set."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..model.reader import ModelShape
 from . import runs
 
 NAMES = {"vllm": "vllm", "naive": "hf"}  # an engine's name where no run gives it one
-# Settings that say how the model is served, as VllmEngine has them
+# settings of the server, with VllmEngine's names
 PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 SERVING = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", *PARALLEL)
 WHOLE = ("prompt_tokens", "output_tokens", "concurrency", *SERVING)

@@ -127,7 +127,7 @@ def knees(points: pd.DataFrame) -> Html:
 
 
 def goodput(points: pd.DataFrame, slo: Any) -> Html:
-    """Requests per second that met every target of `slo` beside all that came, a row a point."""
+    """Requests per second within all limits of `slo`, and all requests per second, one row per point."""
     targets = [
         f"{name} ≤ {words.seconds(value)}"
         for name, value in (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("latency", slo.e2e_s))
@@ -161,7 +161,7 @@ def itl(points: pd.DataFrame) -> Html:
 
 
 def queue(points: pd.DataFrame) -> Html:
-    """Requests that wait for their first token (λ·TTFT) beside the server's own gauges, a row a point."""
+    """Requests waiting for their first token (λ·TTFT), and the server's own gauges, one row per point."""
     frame = analysis.queue(points)
     if frame.empty:
         return Html("<p>Nothing was measured.</p>")

@@ -31,10 +31,8 @@ def answer(
     points: Any, scores: pd.DataFrame, params: Any, *, engine: str = "vllm", beside: Baseline | None = None,
     said: str = "frozen beforehand",
 ) -> Html:  # fmt: skip
-    """Who won by how much, at what rate and cost, and how far the predictions were off, with a card for each.
-
-    A figure of a point that the audit doubts carries ◦. beside: the run that this one is set against.
-    """
+    """Which engine won by how much, at what rate and cost, and the errors of the predictions, with a card for each.
+    Figures of points that the audit doubts are marked ◦. beside: the run to compare with."""
     frame, rate = rated(points)
     own = frame[frame["engine"] == engine]
     if own.empty and len(frame):
@@ -145,7 +143,7 @@ def _against_fresh(
 def _rate(
     own: pd.DataFrame, frame: pd.DataFrame, engine: str, rate: str, params: Any, beside: Baseline | None
 ) -> tuple[str, list[str]]:
-    """The most that the engine gave, and what a million tokens of it cost beside the other engines' cheapest."""
+    """The engine's highest rate, and its cost per million tokens, compared with the other engines' lowest."""
     best, name = _highest(own, rate), server_name(engine, params)
     count = f", {best['requests']:,.0f} requests" if pd.notna(best["requests"]) else ""
     span = interval_words(best[f"{rate}_ci_low"], best[f"{rate}_ci_high"], "")
@@ -273,9 +271,8 @@ def conditions(params: Any, gpu: Any, provenance: Mapping[str, Any], facts: Mapp
 
 
 def economics(points: Any, params: Any, *, engine: str | None = None) -> Html:
-    """What each closed-loop point gives per user and per GPU, and what a million of its output tokens cost.
-
-    A table a workload, one row a concurrency. Two engines stand side by side."""
+    """Rate per user and per GPU and cost per million output tokens, for each closed-loop point. One table per
+    workload, one row per concurrency, with two engines side by side."""
     frame, rate = rated(points)
     frame = frame[frame["concurrency"].notna() & (frame["kind"] == "concurrency") & frame["tpot_mean_s"].gt(0)]
     frame = frame[frame["engine"] == engine] if engine else frame
@@ -301,8 +298,8 @@ def economics(points: Any, params: Any, *, engine: str | None = None) -> Html:
 def side_by_side(
     frame: pd.DataFrame, shown: Mapping[str, tuple[str, Any]], caption: str, *, mark: Html = DOUBTED
 ) -> Html:
-    """One row a concurrency; shown: column to (heading, format), once an engine (or what stands in its place); mark:
-    what a doubted point carries."""
+    """A table with one row per concurrency. shown: {column: (heading, format)}, once per engine; mark: the mark of
+    a doubted point."""
     engines = sorted(frame["engine"].unique(), key=engine_order)
     levels = sorted(frame["concurrency"].unique())
     rows: dict[str, list[Any]] = {"C": [f"{c:.0f}" for c in levels]}

@@ -1,4 +1,4 @@
-"""The authors' own predictions on the pages of published points: each beside what came out."""
+"""The authors' own predictions on the pages of published points, each with the measured value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .markup import METRIC_NAMES, Html, columns, table, unit_of, verdict
 
 
 def curves_table(lines: Sequence[Mapping[str, Any]], measured: Any) -> Html:
-    """Each predicted figure of a point with the published measurement of the same point, where there is one."""
+    """Each predicted figure of a point, with the published measurement of the same point if there is one."""
     points = score.measured_frame(score.complete_frame(measured))
     rows: list[tuple[Any, ...]] = []
     for line in lines:
@@ -57,8 +57,8 @@ def quantities_table(rows: Sequence[Mapping[str, str]]) -> Html:
 
 
 def flattered(points: Sequence[Mapping[str, Any]], clean: Sequence[Mapping[str, Any]], measured: Any) -> Html:
-    """Points that a warm prefix cache flatters: predicted with the published hits and with none, beside what was
-    measured. points, clean: the same points predicted both ways."""
+    """Points with a warm prefix cache: predicted with and without the published hits, next to the measured values.
+    points, clean: the same points predicted in the two ways."""
     frame = score.complete_frame(measured)
     rows = []
     for i, (p, q) in enumerate(zip(points, clean, strict=True)):

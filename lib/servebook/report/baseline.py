@@ -27,8 +27,8 @@ class Baseline:
 
 
 def beside(run_dir: Path | str, engine: str) -> Baseline | None:
-    """The run in a folder beside this one that differs in the type of weights or KV cache alone; None where there is
-    none, or where it shares no point."""
+    """A run in a neighbouring folder that differs only in the type of weights or KV cache; None if there is none,
+    or if it shares no point."""
     run_dir = Path(run_dir)
     own = _params(run_dir)
     if own is None or not (what := _types(own)):

@@ -148,7 +148,7 @@ def limits(params: Any) -> dict[str, str]:
 
 
 def limit(params: Any, *kinds: str) -> Html:
-    """Some of `limits` as a small note beside the figures that they concern; empty where none applies."""
+    """Some of `limits` as a small note for the figures that they concern; empty if none applies."""
     said = limits(params)
     text = " ".join(said[k] for k in kinds if k in said)
     return Html(f'<p class="sb-caution">{esc(text)}</p>' if text else "")

@@ -1,4 +1,4 @@
-"""The post as Markdown with its figures beside it, in the places where a blog engine looks for them."""
+"""The post as Markdown with its figures, in the file layout that a static site generator expects."""
 
 from __future__ import annotations
 

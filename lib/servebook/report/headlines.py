@@ -21,7 +21,7 @@ NO_MARK = Html("")
 
 
 def card(value: str, unit: str, what: str, interval: str, mark: Html = NO_MARK) -> str:
-    """One of the figures up front. Its lines are blocks of their own where there is no style sheet too (in Lab)."""
+    """One of the figures at the top of the page. Its lines are separate blocks even without a style sheet (in Lab)."""
     small = f' <span class="sb-unit">{esc(unit)}</span>' if unit else ""
     return (
         f'<li><div class="sb-big">{esc(value)}{small}{mark}</div><div class="sb-what">{esc(what)}</div>'
@@ -32,11 +32,9 @@ def card(value: str, unit: str, what: str, interval: str, mark: Html = NO_MARK) 
 def headline(
     points: Any, scores: pd.DataFrame, *, hardware: str, versions: str, engine: str = "vllm", said: str = FROZEN
 ) -> Html:
-    """Three figures up front, with interval, hardware and versions: the best output rate (decode rate where no output
-    rate is known), its ratio to the other engine at the same point, and how far the predictions lay off.
-
-    said: what makes the predictions ones.
-    """
+    """Three figures at the top of the page, with interval, hardware and versions: the best output rate (or decode
+    rate, if no output rate is known), its ratio to the other engine at the same point, and the error of the
+    predictions. said: how the predictions were made."""
     frame, rate = rated(points)
     cards = []
     own = frame[frame["engine"] == engine]
@@ -65,7 +63,7 @@ def headline(
 
 
 def rated(points: Any) -> tuple[pd.DataFrame, str]:
-    """Points that count for the top of the page, and the rate that they are told by."""
+    """The points that count for the top of the page, and the column of the rate to use."""
     frame = score.complete_frame(points)
     frame = frame[(frame["verdict"] != "invalid") & (frame["sweep"] != "calibration")]
     rate = next((r for r in RATES if frame[r].notna().any()), "output_tok_per_s")
@@ -73,7 +71,7 @@ def rated(points: Any) -> tuple[pd.DataFrame, str]:
 
 
 def compared(frame: pd.DataFrame, engine: str, rate: str) -> pd.DataFrame:
-    """An engine's points beside those of the others at the same load, and the ratio of their rates."""
+    """An engine's points and those of the others at the same load, with the ratio of their rates."""
     own, others = frame[frame["engine"] == engine], frame[frame["engine"] != engine]
     both = own.merge(others, on=["sweep", "point"], suffixes=("", "_other"))
     return both.assign(ratio=both[rate] / both[f"{rate}_other"])
@@ -184,7 +182,7 @@ def _bootstrap_mean(sums: np.ndarray, counts: np.ndarray) -> tuple[float, float]
 
 
 def claim(points: Any, scores: pd.DataFrame, *, engine: str = "vllm", said: str = FROZEN) -> Html:
-    """The run in one sentence, from its figures. said: as in headline."""
+    """One sentence on the run, from its figures. said: as in headline."""
     frame, rate = rated(points)
     parts = []
     both = compared(frame, engine, rate)

@@ -1,4 +1,4 @@
-"""Tables of what a notebook computes in the open: rows that its cells put together, beside what the library says."""
+"""Tables for calculations in notebooks: rows computed in cells, next to the library's values."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ def rows_table(
 def pool_check(
     predicted: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Mapping[str, Any]], kv_bytes_per_token: float
 ) -> Html:
-    """The KV pool as it was predicted before the engine started, beside the one that its log reports.
-
-    predicted: engine → its limits as frozen (kv_cache_tokens, kv_cache_source); facts: engine → what it reported."""
+    """The KV pool as predicted before the engine started, next to the one in its log. predicted: {engine: its
+    frozen limits (kv_cache_tokens, kv_cache_source)}; facts: {engine: reported limits}."""
     rows = []
     for engine, limits in predicted.items():
         logged = (facts.get(engine) or {}).get("kv_cache_tokens")

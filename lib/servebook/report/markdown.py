@@ -25,7 +25,7 @@ DATA_IMAGE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\s]
 
 
 def mathml(tex: str, *, display: bool) -> str:
-    """TeX as MathML. What cannot be converted is shown as code, so that bare TeX never stands among the prose."""
+    """TeX as MathML. TeX that cannot be converted is shown as code."""
     source = re.sub(r"\\(begin|end)\{aligned\}", r"\\\1{align*}", tex.strip())
     try:
         root = convert_to_element(source, display="block" if display else "inline")
@@ -42,7 +42,7 @@ def mathml(tex: str, *, display: bool) -> str:
 
 
 def formula(tex: str) -> str:
-    """Displayed TeX in a box that scrolls on its own where it is wider than the page."""
+    """Displayed TeX in a box that scrolls if it is wider than the page."""
     return f'<div class="sb-math" tabindex="0" role="group" aria-label="Formula">{mathml(tex, display=True)}</div>'
 
 
@@ -124,7 +124,7 @@ def permalink(anchor: str, name: str) -> str:
 
 
 def scroller(inner: str, label: str) -> str:
-    """A box that scrolls sideways on its own, says so where it does, and can be reached with the keyboard."""
+    """A box that scrolls sideways, with a hint if it does, and can be reached with the keyboard."""
     return (
         f'<div class="sb-scroll" tabindex="0" role="region" aria-label="{html.escape(label, quote=True)}">'
         f'<span class="sb-more" aria-hidden="true">Scrolls sideways →</span>{inner}</div>'

@@ -189,7 +189,7 @@ def where(row: Any) -> str:
 
 
 def folded(summary: str, *parts: str) -> Html:
-    """Parts behind a line that says what they hold; nothing where there is none."""
+    """Parts folded under a line that describes them; empty if there is none."""
     inside = "".join(parts)
     return Html(f'<details class="sb-long"><summary>{esc(summary)}</summary>{inside}</details>' if inside else "")
 

@@ -1,4 +1,6 @@
-"""Why the engines differ: each mechanism, what this run shows of it, where it was published; the gap in words."""
+"""Why the engines differ: each mechanism with this run's evidence and its publication; the gap as text.
+
+One module, since every mechanism is one row of one table."""
 
 from __future__ import annotations
 
@@ -63,8 +65,8 @@ def why_engines_differ(
     engine: str,
     baseline: str | None,
 ) -> Html:
-    """Each mechanism that separates a batching engine from the naive one: what it does, what this run shows, its
-    source. engine: the one that batches; baseline: the one that does not, None where the run has none."""
+    """Each mechanism that separates a batching engine from the naive one: what it does, this run's evidence, its
+    source. engine: the batching one; baseline: the other one, None if the run has none."""
     own = points[(points["kind"] == "concurrency") & (points["engine"] == engine) & (points["verdict"] != "invalid")]
     own = own[own["tpot_mean_s"] > 0].sort_values("concurrency")
     if own.empty:

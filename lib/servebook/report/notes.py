@@ -21,10 +21,8 @@ _FIGURE = re.compile(r"\{\{\s*([^{}]+?)\s*\}\}")
 
 
 def read(run_dir: Path | str, run: str | None = None) -> str | None:
-    """The notes of a run as Markdown, None where there are none.
-
-    Raises ServebookError for a figure that the run does not have.
-    """
+    """The notes of a run as Markdown; None if there are none. Raises ServebookError for a figure that the run does
+    not have."""
     run_dir = Path(run_dir)
     path = ROOT / "notes" / f"{run or run_dir.name}.md"
     if not path.exists():

@@ -50,7 +50,7 @@ def _joined(text: Any) -> str:
 
 
 def terminal_text(text: str) -> str:
-    """Printed text as it stood at the end: no colours, carriage returns done, no progress bars."""
+    """Printed text in its final state: without colours, overwritten lines and progress bars."""
     lines = [line.rpartition("\r")[2] for line in ANSI.sub("", text).replace("\r\n", "\n").split("\n")]
     return "\n".join(line for line in lines if not PROGRESS.search(line)).strip("\n")
 
@@ -126,7 +126,7 @@ def sanitize(markup: str) -> str:
 
 
 def _value(tag: str, name: str, value: str) -> str | None:
-    """An attribute's value, None where it goes: images are embedded, and a link leads to no data: URL."""
+    """An attribute's value; None to remove it: images are embedded, and links must not lead to data: URLs."""
     if tag == "img" and name == "src":
         return value if DATA_IMAGE.fullmatch(value) else None
     return None if name == "href" and value.strip().lower().startswith("data:") else value

@@ -23,7 +23,7 @@ PREDICTED: dict[str, tuple[Metric, str]] = {
 
 
 def checks_table(checks: Iterable[Any]) -> Html:
-    """Preflight's checks: name, status, what was seen, and the fix where one is needed."""
+    """Preflight's checks: name, status, finding, and the fix if one is needed."""
     checks = list(checks)
     if not checks:
         return Html("<p>What preflight saw is not stored with this run.</p>")
@@ -143,7 +143,8 @@ def inconsistency_table(frame: pd.DataFrame) -> Html:
 def prediction_table(
     entries: StagePrediction | Sequence[StagePrediction], caption: str = "Predicted, with the 80 % interval"
 ) -> Html:
-    """Every predicted point of one or several frozen entries; a point that does not fit says so instead of a number."""
+    """Every predicted point of one or several frozen entries; a point that does not fit has a text instead of a
+    number."""
     stages: list[StagePrediction] = [entries] if isinstance(entries, Mapping) else list(entries)
     cells: dict[str, list[Any]] = {n: [] for n in ("Sweep", "Engine", "Load", *PREDICTED)}
     for p in (p for e in stages for p in e["points"]):
@@ -180,7 +181,7 @@ def stamps(predictions: Mapping[str, Any]) -> Html:
 
 
 def constants(entries: Sequence[Mapping[str, Any]]) -> Html:
-    """The calibrated constants of each engine, prior beside posterior, and what the data could not tell apart."""
+    """The calibrated constants of each engine, prior and posterior, with notes on what the data do not determine."""
     parts = []
     for e in entries:
         for engine, told in e["constants"].items():
@@ -209,7 +210,7 @@ def constants(entries: Sequence[Mapping[str, Any]]) -> Html:
 
 
 def effective_rates(frame: pd.DataFrame, gpu: Any) -> Html:
-    """Bandwidth and compute rate that C = 1 points reached, beside the datasheet's."""
+    """Bandwidth and compute rate that C = 1 points reached, and their share of the datasheet."""
     if frame.empty:
         return Html("<p>No C = 1 point was measured.</p>")
     headers = {

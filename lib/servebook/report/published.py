@@ -89,7 +89,7 @@ def _lead(measured: Sequence[MeasuredPoint], params: Any, gpu: Any) -> str:
 
 
 def _limits(points: Any) -> list[str]:
-    """What published points do not tell, as far as their columns show it."""
+    """Information that published points do not include, as far as their columns show."""
     found = [
         "Nothing here was measured by this project. What was published is means without intervals, rounded as the "
         "source rounds them, and how long each point ran is not known.",

@@ -32,12 +32,11 @@ def render(
 ) -> Path:
     """Write the report of a run and return its path (`out`, else report.html in the run's folder).
 
-    notebooks: executed copies in their order. The post (08…) is the report; every other one is a chapter of
-    labbook.html beside it, which the report links; a chapter's cells tagged `report` follow the post as a section of
-    their own. Without a post one page holds the chapters. The author's notes are
-    read again, and this machine's folders taken out (report/notes.py, report/scrub.py).
-    url: where the page will stand, for the social card's tags. Raises ServebookError where a notebook is unreadable.
-    """
+    notebooks: executed copies in order. The post (08…) becomes the report; the others become chapters of labbook.html
+    in the same folder, which the report links to. A chapter's cells tagged `report` are added to the report after the
+    post. Without a post, one page has the chapters. The author's notes are read again, and paths of this machine are
+    removed (report/notes.py, report/scrub.py). url: the page's future address, for the social card's tags. Raises
+    ServebookError for an unreadable notebook."""
     run_dir = Path(run_dir)
     paths = [Path(n) for n in notebooks]
     out = Path(out) if out else RunFiles(run_dir).report
@@ -107,7 +106,7 @@ def _is_post(path: Path) -> bool:
 def chapter(
     path: Path, ids: Ids, links: Mapping[str, str], anchor: str, *, post: bool, scrub: Scrub, said: str | None = None
 ) -> Chapter:
-    """One executed notebook through nbconvert with this project's own template. links: where other notebooks stand;
+    """One executed notebook as HTML, by nbconvert with this project's template. links: {notebook: its address};
     said: the author's notes."""
     notebook = _read(path)
     scrub.notebook(notebook)
@@ -118,8 +117,8 @@ def chapter(
 
 
 def excerpt(path: Path, ids: Ids, links: Mapping[str, str], scrub: Scrub) -> Chapter | None:
-    """What a chapter shows in the report: its title, its cells tagged `report`, and the way to the rest; None where no
-    cell is."""
+    """The part of a chapter shown in the report: title, cells tagged `report`, and a link to the rest; None if no
+    cell is tagged."""
     notebook = _read(path)
     scrub.notebook(notebook)
     title = _take_title(notebook) or path.stem.replace("_", " ")
@@ -171,7 +170,7 @@ def _exported(
             "servebook_hidden": lambda cell: bool(HIDDEN & set(cell["metadata"].get("tags", []))),
         },
     )
-    notebook.metadata["servebook_code_last"] = post  # in the post the result speaks first
+    notebook.metadata["servebook_code_last"] = post  # in the post, results come before code
     notebook.cells = _joined_code(notebook.cells)
     body, _ = exporter.from_notebook_node(notebook)
     return body, sections

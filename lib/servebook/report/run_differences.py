@@ -46,7 +46,7 @@ def _costs(runs: Runs, own: pd.DataFrame, run: str, base: str) -> str:
 
 
 def _price(run: dict[str, Any]) -> float:
-    """Per hour, of everything the run was served on; 0 where none was given."""
+    """Price per hour of all hardware of the run; 0 if none was given."""
     return float((run["params"].get("hardware") or {}).get("price_per_hour") or 0.0)
 
 

@@ -54,8 +54,7 @@ def social(points: Any, predictions: Any, run: dict[str, Any]) -> str:
 
 
 def _rates(frame: Any, run: dict[str, Any]) -> list[str]:
-    """The best output rate, and the engines side by side at one load: the one with the largest gap, where both were
-    measured. A sentence says where the gap comes from."""
+    """The best output rate, and the engines side by side at the load with the largest gap that both measured."""
     best = frame.loc[frame["output_tok_per_s"].idxmax()]
     span = ""
     if best["output_tok_per_s_ci_low"] > 0:

@@ -1,4 +1,4 @@
-"""Tables of what was measured: a sweep's points, what servers said of themselves, what is missing, what it took."""
+"""Tables of measurements: a sweep's points, limits that servers reported, missing points, durations."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _reasons(rows: Sequence[Any]) -> str:
 
 
 def facts_table(facts: Mapping[str, Mapping[str, Any]], caption: str = "What each engine said of itself") -> Html:
-    """Engines side by side, one row a fact; what an engine did not report says so."""
+    """Engines side by side, one row per fact; facts that an engine did not report are marked."""
     hidden = {"pid", "url", "name", "port", "log"}
     keys = [k for k in dict.fromkeys(k for f in facts.values() for k in f) if k not in hidden]
     keys = [k for k in keys if any(f.get(k) not in (None, [], {}) for f in facts.values())]
@@ -85,7 +85,7 @@ def facts_table(facts: Mapping[str, Mapping[str, Any]], caption: str = "What eac
 
 
 def prefix_cache(points: Any, sweep: str) -> Html:
-    """How much repeated prompts flatter: fresh beside same seed, and the ratios same / fresh."""
+    """The effect of repeated prompts: fresh prompts, the same seed, and the ratios same / fresh."""
     found = analysis.prefix_cache(points, sweep)
     if found.empty:
         return Html("<p>No point of this sweep was measured.</p>")
@@ -114,7 +114,7 @@ def prefix_cache(points: Any, sweep: str) -> Html:
 
 
 def stopped(stops: Iterable[Mapping[str, Any]], sweep: str) -> Html:
-    """Why a sweep ended before its last point; empty where it did not."""
+    """Why a sweep ended before its last point; empty if it did not."""
     lines = [f"{s['engine']}: {loads_in_words(s['why'])}" for s in stops if s["sweep"] == sweep]
     return notes_box("Where it stopped", lines)
 

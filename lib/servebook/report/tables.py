@@ -1,4 +1,4 @@
-"""The one name that notebooks take tables, boxes and prose from; each of the modules behind it says what it holds."""
+"""The import point for notebooks of all tables, boxes and prose; the modules behind it have the code."""
 
 import warnings
 from typing import Any

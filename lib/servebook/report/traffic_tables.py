@@ -66,8 +66,8 @@ def percentile_table(scores: pd.DataFrame) -> Html:
 
 
 def distribution_scores(points: pd.DataFrame, predicted: Sequence[PredictedPoint], sweeps: Iterable[str]) -> Html:
-    """How well means and percentiles were predicted, over all points of some sweeps, and each of them behind a line;
-    nothing where none was both predicted and measured."""
+    """Errors of predicted means and percentiles over all points of some sweeps, with the single points folded;
+    empty if no point was both predicted and measured."""
     sweeps = list(sweeps)
     found = percentiles.summary(points, predicted, sweeps)
     if found.empty:

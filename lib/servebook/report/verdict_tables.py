@@ -14,7 +14,7 @@ BOUND = {
     "compute": "compute", "memory": "memory traffic", "host": "host", "queue": "queueing",
     "mixed step": "mixed steps", "links": "communication between GPUs",
 }  # fmt: skip
-OTHER_RATE = 0.05  # share by which the rate that arrived differs from the one asked for: larger ones are mentioned
+OTHER_RATE = 0.05  # relative difference of actual and requested rate above which it is mentioned
 WHY = {
     "compute": "compute",
     "memory": "memory traffic",
@@ -67,8 +67,8 @@ def _metric(name: str) -> str:
 def verdict_table(
     scores: pd.DataFrame, *, full: bool = False, caption: str | None = None, metrics: Sequence[str] | None = None
 ) -> Html:
-    """Predictions against measurements: one row per engine and metric, the datasheet's error beside the calibrated
-    one; with full, one row per point of each engine's best stage. metrics: which; None: all."""
+    """Predictions against measurements: one row per engine and metric, with the datasheet's error and the
+    calibrated one. full: one row per point, for each engine's best stage. metrics: default: all."""
     scores = scores if metrics is None or scores.empty else scores[scores["metric"].isin(metrics)]
     if scores.empty:
         return Html("<p>No point was both predicted and measured.</p>")
@@ -164,7 +164,7 @@ def _where_missed(scores: pd.DataFrame) -> str:
 
 
 def peers(found: pd.DataFrame) -> Html:
-    """Mean absolute error of each peer and of the frozen predictions on the same points (peers.beside's columns)."""
+    """Mean absolute error of each peer and of the frozen predictions on the same points (columns of peers.beside)."""
     if found.empty:
         return Html("")
     rows = list(found.itertuples())
