@@ -284,6 +284,13 @@ def test_of_two_that_are_all_but_certain_the_one_that_carries_more(choice: Choic
     roomy = dataclasses.replace(one, judged=dataclasses.replace(one.judged, probability=0.992))
     assert search.spare(tight) < search.spare(roomy) <= choice_search.MOST_SPARE
     assert max([tight, roomy], key=search._preferred) is roomy
+    slightly = dataclasses.replace(tight, judged=dataclasses.replace(judged, probability=0.812))
+    less = dataclasses.replace(roomy, judged=dataclasses.replace(judged, probability=0.805))
+    assert max([slightly, less], key=search._preferred) is less, "12 draws do not tell 80 from 81 %"
+    surer = dataclasses.replace(tight, judged=dataclasses.replace(judged, probability=0.9))
+    assert max([surer, less], key=search._preferred) is surer
+    wide = dataclasses.replace(roomy, set_up=set_ups.with_settings(roomy.set_up, pipeline_parallel_size=2))
+    assert search._preferred(roomy)[-3] > search._preferred(wide)[-3], "fewer GPUs a replica"
 
 
 def test_users_and_a_trace_are_loads_too(tmp_path: Path) -> None:

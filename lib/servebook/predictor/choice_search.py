@@ -27,6 +27,7 @@ FINE_MOST = 14  # maximum number of set-ups simulated with draws
 SLACK = 1.25  # a set-up is simulated only if the closed form is within this factor of every limit
 MOST_TRIALS = 4  # maximum numbers of replicas to simulate per set-up
 FULL = 0.97  # utilization above which a server is assumed not to keep up
+ALIKE = 0.05  # a difference of probabilities that so many draws do not resolve
 MOST_SPARE, SPARE_STEPS = 8.0, 8  # maximum of Search.spare, and bisections to find it
 BUSY = 0.75  # utilization by the closed form above which the simulated capacity decides instead
 
@@ -233,9 +234,12 @@ class Search:
         seen = [c for c in ranked if c.judged is not None]
         return (max(seen, key=lambda c: c.judged.probability if c.judged else 0) if seen else ranked[0]), looked
 
-    def _preferred(self, c: Candidate) -> tuple[float, float, float]:
-        sure = c.judged.probability if c.judged else 0.0
-        return -_changes(c.set_up), min(sure, CERTAIN), self.spare(c)
+    def _preferred(self, c: Candidate) -> tuple[float, ...]:
+        """Among set-ups of one cost: the model's own precisions, then the more probable, as far as the draws can tell,
+        then more room, then the simpler one (fewer GPUs per replica, no expert parallelism)."""
+        sure, layout = c.judged.probability if c.judged else 0.0, c.set_up.layout
+        told = round(min(sure, CERTAIN) / ALIKE), round(self.spare(c), 1)
+        return (-_changes(c.set_up), *told, -layout.gpus, -layout.expert, sure)
 
     def spare(self, c: Candidate) -> float:
         """How many times the target load the set-up carries by the closed form; at most MOST_SPARE."""
