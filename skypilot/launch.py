@@ -43,7 +43,7 @@ def gpus_of(run: params.RunParams) -> str:
 
 def commands(path: Path, gpus: str | None) -> list[list[str]]:
     """What is run for one parameter file, in order; the last gives the machine back, whatever the others came to."""
-    run = params.load(path)
+    run = params.read_file(path)
     try:
         inside = path.resolve().relative_to(ROOT).as_posix()
     except ValueError:
@@ -61,7 +61,7 @@ def commands(path: Path, gpus: str | None) -> list[list[str]]:
 def run_one(path: Path, gpus: str | None) -> bool:
     """Run a file's commands; whether all went well."""
     launch, fetch, down = commands(path, gpus)
-    name = params.load(path).run
+    name = params.read_file(path).run
     (ROOT / "outputs" / name).mkdir(parents=True, exist_ok=True)
     log_path = ROOT / "outputs" / f"{name}.sky.log"
     with log_path.open("ab") as log:
