@@ -141,16 +141,15 @@ class Connector(aiohttp.TCPConnector):
 
 
 async def error_body(response: aiohttp.ClientResponse) -> bytes:
-    """The words of an answer that is an error: its first 64 KiB, unpacked where the server packed what was asked for
-    as it is, and what came of them where the rest does not come."""
+    """The body of an error answer: its first 64 KiB, decompressed if necessary; less if the rest does not arrive."""
     body = await _first(response, _ERROR_BYTES, 5.0)
     unpacked = _unpacked(response, body, _ERROR_BYTES)
     return f"(an answer that is compressed with {packed(response)})".encode() if unpacked is None else unpacked
 
 
 async def page(response: aiohttp.ClientResponse) -> bytes:
-    """A page that a server has about itself, unpacked; nothing of one that is longer than such a page is, or that
-    cannot be unpacked: its beginning is not what it says. Raises what aiohttp raises."""
+    """A status page of the server, decompressed; empty if it is too long or cannot be decompressed. Raises
+    aiohttp's exceptions."""
     body = await _first(response, LONGEST_PAGE + 1, None)
     unpacked = None if len(body) > LONGEST_PAGE else _unpacked(response, body, LONGEST_PAGE + 1)
     if len(body) > LONGEST_PAGE:
@@ -159,7 +158,7 @@ async def page(response: aiohttp.ClientResponse) -> bytes:
 
 
 async def _first(response: aiohttp.ClientResponse, most: int, timeout_s: float | None) -> bytes:
-    """The first bytes of a body; with a timeout, what came of them."""
+    """The first bytes of a body; with a timeout, those that arrived within it."""
     body = bytearray()
     try:
         async with asyncio.timeout(timeout_s):

@@ -30,7 +30,7 @@ _TIMES = ("scheduled", "sent", "first", "last", "end")  # now() seconds, NaN if 
 _COUNTS = (
     "prompt_tokens", "tokens", "prompt_tokens_asked", "output_tokens_asked", "first_tokens", "cached_tokens", "turn",
     "reads", "hidden_tokens",
-)  # fmt: skip  # -1: not told
+)  # fmt: skip  # -1: not reported
 COUNTED = ("usage", "events", "asked")
 REQUEST = np.dtype(
     [*((n, "f8") for n in _TIMES), *((n, "i4") for n in _COUNTS), ("phase", "i1"), ("counted", "i1"), ("ok", "?")]

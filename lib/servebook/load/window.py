@@ -259,7 +259,7 @@ class PointProgress:
 
     @property
     def pause_mean_s(self) -> float | None:
-        """Mean of the clients' pauses, None where there was none."""
+        """Mean of the clients' pauses; None if there were none."""
         return self._paused_s / self._pauses if self._pauses else None
 
     def jitter(self, limit_s: float, rng: random.Random) -> float:

@@ -11,24 +11,25 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-# words of a checkpoint: the one that transformers has for them
+# {name in a checkpoint: transformers' name}
 WORDS = {
     "block_sparse_moe": "mlp", "feed_forward": "mlp", "ffn": "mlp", "attn": "self_attn", "attention": "self_attn",
     "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj", "wqkv": "qkv_proj", "wo": "o_proj",
 }  # fmt: skip
 WORD = re.compile(rf"(?<![A-Za-z0-9_])(?:{'|'.join(WORDS)})(?![A-Za-z0-9_])")
-# matrices that code fuses: the first of those that a checkpoint lists
+# {fused matrix in the code: its first part in a checkpoint}
 FUSED = {"qkv_proj": "q_proj", "gate_up_proj": "gate_proj", "fused_qkv_a_proj": "q_a_proj"}
 
 
 @lru_cache(maxsize=262144)
 def plain(name: str) -> str:
-    """A module's name, or a list's entry, in transformers' words."""
+    """A module's name or a list entry, with transformers' names for the parts of a layer."""
     return WORD.sub(lambda found: WORDS[found.group()], name)
 
 
 def forms(name: str) -> tuple[str, ...]:
-    """What a list may call a module: its name, from the layers on, and its first part where it is a fused one."""
+    """The names under which a list may refer to a module: its own, that from `layers.<number>` on, and for a fused
+    matrix also that of its first part."""
     own = plain(name)
     parent, _, last = own.rpartition(".")
     names = [own] if last not in FUSED else [own, f"{parent}.{FUSED[last]}".lstrip(".")]

@@ -56,7 +56,7 @@ class Tree:
 
 
 def text_of(config: dict[str, Any]) -> Any:
-    """The configuration of a wrapper's decoder; None where there is none."""
+    """The configuration of the decoder in a multimodal config; None if there is none."""
     return next((config[k] for k in ("text_config", "llm_config", "language_config") if config.get(k)), None)
 
 
@@ -128,7 +128,7 @@ def _with_weights(tree: Tree) -> Tree:
 
 
 def _with_known_decoder(config: dict[str, Any]) -> dict[str, Any]:
-    """The same with a known model_type in text_config, where that has an unknown one but a known architecture."""
+    """The config, with a known model_type in text_config if that has an unknown one but a known architecture."""
     text = config.get("text_config")
     if not isinstance(text, dict) or blueprint.known(str(text.get("model_type"))):
         return config
@@ -157,7 +157,7 @@ def read(config: dict[str, Any]) -> Tree:
         return read_meta(config)
     given = {k: config[k] for k in COUNTS if k != "head_dim" and config.get(k) is not None}
     if text_of(config) is None and found.top != found.text and any(v != found.text.get(k) for k, v in given.items()):
-        # a wrapper's class that passes over its decoder's keys where they are not in text_config
+        # the class ignores the decoder's keys outside text_config: move them there
         own = ("model_type", "architectures", "vision_config")
         decoder = {k: v for k, v in config.items() if k not in own}
         return read({**{k: v for k, v in config.items() if k in own}, "text_config": decoder})

@@ -48,7 +48,7 @@ def _registry() -> dict[str, tuple[str, str]]:
 
 
 def _until(architecture: str) -> str:
-    """Which vLLM was the last to have a model, as its registry says."""
+    """A text that names the last vLLM version with the model, from its registry; empty if none is listed."""
     text = (home() / "model_executor" / "models" / "registry.py").read_text(encoding="utf-8")
     found = re.search(rf'"{re.escape(architecture)}": "([0-9.]+)"', text)
     return f": vLLM {found.group(1)} was the last that did" if found else ""
@@ -120,7 +120,7 @@ def _is_configuration(name: str, value: Any) -> bool:
 
 
 def _inner_configuration(given: dict[str, Any]) -> Any:
-    """Of a known type its class's, else what it says."""
+    """The configuration object of a nested config: of its class if transformers has one, else a Settings object."""
     for kind in (f"{given.get('model_type')}_vision_model", str(given.get("model_type"))):
         if kind in mappings().get("CONFIG_MAPPING_NAMES", {}):
             with contextlib.suppress(NotReadable):

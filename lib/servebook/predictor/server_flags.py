@@ -126,7 +126,7 @@ def _whole(typed: str) -> str:
 
 
 def _compilation(flag: str, value: str | None, facts: dict[str, Any], where: str) -> list[str]:
-    """Reads what --compilation-config says of CUDA graphs; returns what else it says."""
+    """The keys of --compilation-config that are not modelled. Its CUDA graph settings are added to `facts`."""
     name, _, key = flag.partition(".")
     try:
         given = {key.replace("-", "_"): value} if key else json.loads(value or "")
