@@ -17,6 +17,7 @@ import json
 import math
 import random
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -260,12 +261,29 @@ def prompts_of(row: Row, count: int, untold: bool, seed: int = 1) -> list[Prompt
 
 
 def _answer(mean: float, most: int | None, rng: random.Random) -> int:
-    """A length of an answer that ends by itself; with a mean near the most allowed, most of them reach it."""
-    sigma = math.sqrt(math.log(1 + EOS_SD**2))
+    """A length of an answer that ends by itself, or is cut at the most allowed. mean: of the lengths as cut. With a
+    mean near the most allowed, most of them come near it."""
     if most and mean > 0.8 * most:
         return min(most, max(1, round(rng.gauss(mean, 0.5 * (most - mean) + 1))))
-    length = max(1, round(rng.lognormvariate(math.log(mean) - sigma**2 / 2, sigma)))
+    sigma = math.sqrt(math.log(1 + EOS_SD**2))
+    mu = _uncut(mean / most, sigma) + math.log(most) if most else math.log(mean) - sigma**2 / 2
+    length = max(1, round(rng.lognormvariate(mu, sigma)))
     return min(length, most) if most else length
+
+
+@cache
+def _uncut(mean: float, sigma: float) -> float:
+    """The mean logarithm of log-normal lengths whose mean, cut at 1, is `mean`."""
+    normal = statistics.NormalDist()
+
+    def cut(mu: float) -> float:
+        return math.exp(mu + sigma**2 / 2) * normal.cdf(-mu / sigma - sigma) + normal.cdf(mu / sigma)
+
+    low, high = -30.0, 30.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if cut(middle) < mean else (low, middle)
+    return low
 
 
 def groups_of(row: Row) -> int:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import os
+import random
+import statistics
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from servebook.predictor.simulated_clients import Prompt
 
 ROOT = Path(__file__).parents[1]
@@ -103,3 +106,10 @@ def test_pairs_of_set_ups_are_counted(tmp_path):
     counts = {line.split()[0]: int(line.split()[1]) for line in done.stdout.splitlines()}
     assert done.returncode == 0, done.stdout + done.stderr
     assert counts == {"cost": 1, "output": 0, "tpot": 1, "ttft": 0, "all": 2}, "cost by Little's law from the latencies"
+
+
+def test_answers_that_are_cut_keep_the_mean_that_was_measured():
+    rng = random.Random(1)
+    for mean in (60, 100, 120):
+        lengths = [public_points._answer(mean, 128, rng) for _ in range(4000)]
+        assert max(lengths) == 128 and statistics.fmean(lengths) == pytest.approx(mean, rel=0.02)

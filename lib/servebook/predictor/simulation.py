@@ -37,8 +37,8 @@ class StepTimes(Protocol):
     engine_sequence_s: float  # the same, additionally per request in the step
 
     def launch(self, tokens: int, idle: bool) -> float:
-        """Host seconds to launch a step that prefills, with `tokens` tokens in all; they block the engine. idle: no
-        step was running before."""
+        """Host seconds to launch a step that prefills, with `tokens` tokens in all; they block the engine. idle:
+        the engine had waited for a request before."""
 
     event_s: float  # time of the API server per token event
 
@@ -84,7 +84,7 @@ class _Engine:
         self.ready: list[tuple[float, int, Request]] = []  # requests past the front end
         self.waited: set[int] = set()  # ids of requests that already waited for the API server's loop
         self.now = self.gpu_free = self.frontend_free = 0.0
-        self.idle = True  # nothing ran since the last step
+        self.idle = True  # the engine waited for a request
         self.gauge = Gauge()
         self.log: list[LogEntry] | None = [] if log else None
 
