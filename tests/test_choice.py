@@ -289,7 +289,7 @@ def test_of_two_that_are_all_but_certain_the_one_that_carries_more(choice: Choic
     assert max([slightly, less], key=search._preferred) is less, "12 draws do not tell 80 from 81 %"
     surer = dataclasses.replace(tight, judged=dataclasses.replace(judged, probability=0.9))
     assert max([surer, less], key=search._preferred) is surer
-    wide = dataclasses.replace(roomy, set_up=set_ups.with_settings(roomy.set_up, pipeline_parallel_size=2))
+    wide = dataclasses.replace(roomy, set_up=with_settings(roomy.set_up, pipeline_parallel_size=2))
     assert search._preferred(roomy)[-3] > search._preferred(wide)[-3], "fewer GPUs a replica"
 
 
