@@ -183,6 +183,120 @@ def test_a_request_that_failed_is_in_no_latency(tmp_path):
     assert (r.failed, r.requests) == (10, 50)
 
 
+REAL = json.loads((Path(__file__).parent / "data/tool_files.json").read_text())  # of real runs, shortened
+
+
+def of_guidellm(content: dict[str, Any], latency: str) -> float:
+    told = content["benchmarks"][0]["metrics"]
+    return float(told["time_to_first_token_ms" if latency == "ttft_s" else "request_latency"]["successful"]["mean"])
+
+
+def test_a_rate_beside_guidellm_s_limit_is_an_open_loop(tmp_path):
+    (r,) = tool_results.read(write(tmp_path, REAL["guidellm_constant"]))
+    assert (r.tool, r.kind, r.concurrency, r.rate_per_s, r.requests) == ("guidellm", "trace", None, 8.0, 6)
+    assert [b - a for a, b in zip(r.starts_s, r.starts_s[1:], strict=False)] == pytest.approx([1 / 8] * 5, abs=0.03)
+    assert len(set(r.lengths)) > 1 and r.lengths[0][0] > 300  # of every request, not the means
+    assert 1e3 * r.measured["ttft_s"]["mean"] == pytest.approx(of_guidellm(REAL["guidellm_constant"], "ttft_s"))
+    assert r.measured["e2e_s"]["mean"] == pytest.approx(of_guidellm(REAL["guidellm_constant"], "e2e_s"))
+    (benchmark,) = REAL["guidellm_constant"]["benchmarks"]
+    (r,) = tool_results.read(write(tmp_path, {"benchmarks": [without(benchmark, "requests")]}))
+    assert (r.kind, r.arrivals, r.concurrency, r.rate_per_s) == ("arrival_rate", "constant", None, 8.0)
+    few = benchmark | {"requests": {"successful": benchmark["requests"]["successful"][:2]}}  # with sample_size
+    (r,) = tool_results.read(write(tmp_path, {"benchmarks": [few]}))
+    assert (r.kind, len(r.lengths)) == ("arrival_rate", 1)
+
+
+@pytest.mark.parametrize(("name", "limit"), [("guidellm_poisson_capped", 2), ("vllm_capped", 2)])
+def test_under_a_limit_that_was_reached_requests_arrive_when_due(tmp_path, name, limit):
+    (r,) = tool_results.read(write(tmp_path, REAL[name]))
+    assert (r.kind, r.concurrency, r.rate_per_s, r.from_due) == ("trace", limit, 20.0, True)
+    waits, sent = r.measured["ttft_s"]["mean"], REAL[name].get("mean_ttft_ms")
+    assert waits > 1.2 * (of_guidellm(REAL[name], "ttft_s") if sent is None else sent) / 1e3
+    assert r.starts_s[-1] < 0.8  # at 20 requests/s, however late they were sent
+
+
+def test_requests_that_a_warm_up_sent_are_load_but_no_statistic(tmp_path):
+    (benchmark,) = REAL["guidellm_constant"]["benchmarks"]
+    second = sorted(r["info"]["timings"]["request_start"] for r in benchmark["requests"]["successful"])[3]
+    begun = benchmark | {"scheduler_metrics": {"measure_start_time": second, "measure_end_time": second + 9}}
+    begun["metrics"] = benchmark["metrics"] | {"request_totals": {"successful": 4}}
+    (r,) = tool_results.read(write(tmp_path, {"benchmarks": [begun]}))
+    assert r.requests == len(r.starts_s) == 6 and any("before or after the measured time" in t for t in r.told)
+    assert 1e3 * r.measured["ttft_s"]["mean"] != pytest.approx(of_guidellm(REAL["guidellm_constant"], "ttft_s"))
+
+
+def lines(records: list[Any]) -> str:
+    return "".join(json.dumps(r) + "\n" for r in records)
+
+
+def test_aiperf_s_load_is_its_measured_phase_and_its_list(tmp_path):
+    told = REAL["aiperf_gamma"]
+    summary = write(tmp_path, told, "profile_export_aiperf.json")
+    (r,) = tool_results.read(summary)
+    assert (r.kind, r.rate_per_s, r.concurrency, r.burstiness) == ("arrival_rate", 8.0, None, 2.0)
+    assert len(r.lengths) == 1
+    warm = {"metadata": {"benchmark_phase": "warmup"}, "metrics": {}}
+    listed = write(tmp_path, lines([warm, *REAL["aiperf_gamma_requests"]]), "profile_export.jsonl")
+    for path in (summary, listed):
+        (r,) = tool_results.read(path)
+        assert (r.kind, r.requests, len(set(r.lengths)) > 1) == ("trace", 6, True)
+        for latency, name in (("ttft_s", "time_to_first_token"), ("tpot_s", "inter_token_latency")):
+            for of, key in (("mean", "avg"), ("p50", "p50"), ("p99", "p99")):
+                assert 1e3 * r.measured[latency][of] == pytest.approx(told[name][key])
+    warmup = {"kind": "warmup", "type": "concurrency", "concurrency": 4}
+    loads = {
+        (8, None, "concurrency"): {"type": "concurrency", "concurrency": 8},
+        (3, 12.0, "arrival_rate"): {"type": "constant", "rate": 12.0, "concurrency": 3},
+    }
+    for (concurrency, rate, kind), phase in loads.items():
+        phases = {"phases": [warmup, {"kind": "profiling", **phase}]}
+        (r,) = tool_results.read(write(tmp_path, AIPERF | {"input_config": phases}))
+        assert (r.concurrency, r.rate_per_s, r.kind) == (concurrency, rate, kind)
+
+
+def test_a_limit_that_was_never_reached_is_none(tmp_path):
+    phase = {"type": "poisson", "rate": 8.0, "concurrency": 50}
+    told = REAL["aiperf_gamma"] | {"input_config": {"phases": [phase]}}
+    write(tmp_path, lines(REAL["aiperf_gamma_requests"]), "r.jsonl")
+    (r,) = tool_results.read(write(tmp_path, told, "r_aiperf.json"))
+    assert (r.kind, r.concurrency) == ("trace", None) and any("below the limit of 50" in t for t in r.told)
+
+
+def test_requests_of_one_token_count_in_vllm_s_ttft(tmp_path):
+    single = DETAILED | {"output_lens": [1, 3], "itls": [[], [0.01, 0.01]]}
+    (r,) = tool_results.read(write(tmp_path, single))
+    assert r.measured["ttft_s"]["mean"] == pytest.approx(0.15) and r.measured["tpot_s"]["mean"] == pytest.approx(0.01)
+
+
+def test_newer_inference_perf_files_count_tokens_under_another_name(tmp_path):
+    good = without(INFERENCE_PERF["successes"], "prompt_len") | {"prompt_tokens": {"total": 4e4, "mean": 1000.0}}
+    (r,) = tool_results.read(write(tmp_path, INFERENCE_PERF | {"successes": good}))
+    assert r.lengths == [(1000, 100)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("a.jsonl", lines(REAL["aiperf_gamma_requests"]), "Put a_aiperf.json of the same run beside it"),
+        ("a.yaml", "benchmarks:\n- config:\n    x: 1\n", "guidellm's YAML cannot be read. Give the JSON file"),
+        ("a.csv", "Metric,avg,min\nx,1,2\n", "aiperf's CSV cannot be read. Give the JSON file"),
+        ("a.csv", "Run Info,Run Info\nx,1\n", "guidellm's CSV cannot be read. Give the JSON file"),
+        ("a.json", VLLM | {"ramp_up_strategy": "linear", "ramp_up_start_rps": 4, "ramp_up_end_rps": 20}, "a schedule"),
+        ("a.json", AIPERF | {"input_config": {"phases": [{"type": "fixed_schedule"}]}}, "a schedule"),
+        ("a.json", AIPERF | {"input_config": {"phases": [{"type": "poisson", "rate": 8}] * 2}}, "2 phases as one"),
+        ("benchmarks.json/x.json", GUIDELLM, "is a folder. Give one of its files, such as x.json"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_scored_says_which_one_can(tmp_path, name, content, what):
+    path = tmp_path / name.split("/")[0]
+    if "/" in name:
+        path.mkdir()
+    write(tmp_path, content, name)
+    with pytest.raises(ServebookError) as caught:
+        tool_results.read(path)
+    assert what in str(caught.value) and "\n" not in str(caught.value)
+
+
 def test_a_cap_on_what_is_in_flight_is_a_closed_loop(tmp_path):
     capped = {
         "benchmarks": [

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..common.errors import ServebookError
+from . import tool_requests
 from .tool_numbers import MOST_TOKENS, column, count, mapping, number, numbers, spread, whole
-from .tool_result import LATENCIES, STATISTICS, TOOLS, Measured, ToolResult
-
-_SECONDS = {
-    "s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0, "ms": 1e-3, "msec": 1e-3, "millisecond": 1e-3,
-    "milliseconds": 1e-3, "us": 1e-6, "µs": 1e-6, "microseconds": 1e-6, "ns": 1e-9, "nanoseconds": 1e-9,
-}  # fmt: skip
-
+from .tool_result import LATENCIES, SECONDS, STATISTICS, TOOLS, Measured, ToolResult
 
 # --- vllm bench serve, sglang bench_serving --------------------------------------------------------------------------
 
@@ -33,28 +28,52 @@ def vllm(d: Mapping[str, Any], where: str) -> ToolResult:
             if value := next((v for v in given if v is not None), None):
                 told[statistic] = value / 1e3
         measured[latency] = told
+    latencies = [value for value in numbers(d.get("latencies")) or [] if value]
+    if not measured["e2e_s"] and len(latencies) == n:  # also in files without --save-detailed
+        measured["e2e_s"] = spread(latencies)
     rate = number(d.get("request_rate"))
     result = ToolResult(
         tool, n + failed, [], measured, concurrency=whole(d.get("max_concurrency")),
         rate_per_s=rate, burstiness=number(d.get("burstiness")) or 1.0, failed=failed,
         request_rate_per_s=number(d.get("request_throughput")), output_tok_per_s=number(d.get("output_throughput")),
     )  # fmt: skip
-    if result.concurrency is not None and rate is not None:
-        result.assumed.append("latencies counted from sending, without the wait for a free place")
-    _lengths(result, d, where)
-    _detailed(result, d)
+    ramp = [number(d.get(f"ramp_up_{end}_rps")) for end in ("start", "end")] if d.get("ramp_up_strategy") else []
     how = f"{rate:g} requests/s" if rate else "all at once"
+    if all(ramp) and ramp:
+        how = f"from {ramp[0]:g} to {ramp[1]:g} requests/s, {str(d['ramp_up_strategy'])[:20]}"
+        result.rate_per_s = result.request_rate_per_s
     cap = f", at most {result.concurrency} in flight" if result.concurrency else ""
     result.told.append(f"{n} requests answered, {how}{cap}")
+    _lengths(result, d, where)
+    if len(result.lengths) == result.requests > 1 and d.get("ttfts") and d.get("itls"):
+        if listed := tool_requests.vllm(d, _every(d)):
+            tool_requests.use(result, listed)
+        else:
+            result.assumed.append("ttfts and itls are not of every request: its own summary counts")
+    if ramp:
+        known_starts(result, where, "Save its requests too (--save-detailed, without --max-concurrency)")
     return result
+
+
+def known_starts(result: ToolResult, where: str, fix: str) -> None:
+    """Raises ServebookError for a load by a schedule or a changing rate, if its send times are unknown."""
+    if result.kind != "trace":
+        what = f"{result.tool} sent requests by a schedule, and does not tell when it sent which"
+        raise ServebookError(what, where, fix)
+
+
+def _every(d: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Lengths of every request as the file lists them, 0 where null."""
+    prompts, outputs = numbers(d.get("input_lens")) or [], numbers(d.get("output_lens")) or []
+    return [(int(p or 0), int(o or 0)) for p, o in zip(prompts, outputs, strict=True)]
 
 
 def _lengths(result: ToolResult, d: Mapping[str, Any], where: str) -> None:
     prompts, outputs = numbers(d.get("input_lens")), numbers(d.get("output_lens"))
     if prompts and outputs and len(prompts) == len(outputs):
-        result.lengths = [(max(1, int(p or 0)), max(1, int(o or 0))) for p, o in zip(prompts, outputs, strict=True)]
+        result.lengths = [(max(1, prompt), max(1, output)) for prompt, output in _every(d)]
         result.requests = len(prompts)
-        result.told.append("lengths of every request")
+        result.told.append(tool_requests.LENGTHS)
         return
     if d.get("input_lens") or d.get("output_lens"):
         result.assumed.append("input_lens and output_lens cannot be read: every request of the mean length")
@@ -62,34 +81,6 @@ def _lengths(result: ToolResult, d: Mapping[str, Any], where: str) -> None:
     mean = [round(count(d, key, where, MOST_TOKENS) / n) for key in ("total_input_tokens", "total_output_tokens")]
     result.lengths = [(max(1, mean[0]), max(1, mean[1]))]
     result.told.append(f"mean lengths {mean[0]} in, {mean[1]} out")
-
-
-def _detailed(result: ToolResult, d: Mapping[str, Any]) -> None:
-    """Percentiles over all requests, if the file lists them."""
-    ttfts, gaps = numbers(d.get("ttfts")), d.get("itls")
-    itls = [numbers(of_one) for of_one in gaps] if isinstance(gaps, list) else []
-    good: list[tuple[float, float, int]] = []  # TTFT, seconds from there to the last token, tokens
-    if ttfts and len(ttfts) == len(itls) == len(result.lengths) > 1:
-        for ttft, of_one, (_, tokens) in zip(ttfts, itls, result.lengths, strict=True):
-            known = [gap for gap in of_one or () if gap is not None]
-            if ttft and known and len(known) == len(of_one or ()):
-                good.append((ttft, sum(known), tokens))
-    if not good or ttfts is None:
-        if ttfts and gaps:
-            result.assumed.append("ttfts and itls are not of every request: its own summary counts")
-        return
-    result.measured = {
-        "ttft_s": spread([ttft for ttft, _, _ in good]),
-        "tpot_s": spread([decode / (tokens - 1) for _, decode, tokens in good if tokens > 1]),
-        "e2e_s": spread([ttft + decode for ttft, decode, _ in good]),
-    }
-    told = numbers(d.get("start_times")) or []
-    starts = [start for start in told if start is not None]
-    if len(starts) == len(told) == len(ttfts) and result.concurrency is None:
-        order = sorted(range(len(starts)), key=lambda i: starts[i])
-        result.starts_s = [starts[i] - starts[order[0]] for i in order]
-        result.lengths = [result.lengths[i] for i in order]
-        result.told.append("when every request was sent")
 
 
 # --- the others ------------------------------------------------------------------------------------------------------
@@ -135,50 +126,70 @@ def guidellm(d: Any, where: str) -> ToolResult:
         told = metrics.get(name)
         return _summary(told.get("successful", told) if isinstance(told, Mapping) else None, scale)
 
-    strategy = _find({k: v for k, v in d.items() if k not in ("metrics", "requests")}, "strategy")
-    strategy = strategy if isinstance(strategy, Mapping) else {}
-    totals = metrics.get("request_totals") or d.get("request_totals") or _find(d, "request_totals") or {}
-    n = count(mapping(totals), "successful", where)
+    strategy = mapping(_find({k: v for k, v in d.items() if k not in ("metrics", "requests")}, "strategy"))
+    totals = mapping(metrics.get("request_totals") or d.get("request_totals") or _find(d, "request_totals"))
+    n = count(totals, "successful", where)
     lengths = [round(of(k, 1.0).get("mean", 0)) for k in ("prompt_token_count", "output_token_count")]
     if not all(lengths):
         raise ServebookError(
             "guidellm's file has no token counts", where, "Give the benchmarks.json of a run with usage"
         )
     kind = str(strategy.get("type_") or strategy.get("type") or "")
-    streams = number(strategy.get("streams") or strategy.get("max_concurrency"))
-    rate = number(strategy.get("rate"))
+    cap = whole(strategy.get("streams")) or whole(strategy.get("max_concurrency"))
+    rate, ramp = number(strategy.get("rate")), number(strategy.get("rampup_duration")) or 0.0
+    rates = {k: of(f"{k}_per_second", 1.0).get("mean") for k in ("requests", "output_tokens")}
     result = ToolResult(
         "guidellm", n, [(lengths[0], lengths[1])],
         {
             "ttft_s": of("time_to_first_token_ms", 1e-3), "tpot_s": of("inter_token_latency_ms", 1e-3),
             "e2e_s": of("request_latency", 1.0),
         },
-        arrivals="constant" if kind == "constant" else "poisson",
-        request_rate_per_s=of("requests_per_second", 1.0).get("mean"),
-        output_tok_per_s=of("output_tokens_per_second", 1.0).get("mean"),
-        told=[f"{n} requests answered, strategy {kind or 'not told'}, mean lengths {lengths[0]} in, {lengths[1]} out"],
+        concurrency=1 if kind == "synchronous" else cap, rate_per_s=rate or None,
+        arrivals="constant" if kind == "constant" else "poisson", failed=int(number(totals.get("errored")) or 0),
+        request_rate_per_s=rates["requests"], output_tok_per_s=rates["output_tokens"],
     )  # fmt: skip
-    if kind == "synchronous":
-        result.concurrency = 1
-    elif streams:
-        result.concurrency = int(streams)
-    elif rate:
-        result.rate_per_s = rate
-    elif kind != "throughput":
+    how = f", {rate:g} requests/s" if rate else f", {cap} in flight" if cap else ""
+    result.told.append(f"{n} requests answered, strategy {kind or 'not told'}{how}, {_mean(lengths)}")
+    if left := int(number(totals.get("incomplete")) or 0):
+        result.told.append(f"{left} cut off at the end")
+    if kind == "trace":
+        result.rate_per_s = result.request_rate_per_s
+    elif not (result.concurrency or rate or kind == "throughput"):
         raise ServebookError("guidellm's file has neither streams nor a rate", where, "Give a run of a known strategy")
+    if rate and cap and cap >= n + left + result.failed:
+        result.concurrency = None  # a limit that so few requests cannot reach
+    timed = mapping(d.get("scheduler_metrics"))
+    window = [number(timed.get(f"measure_{end}_time")) for end in ("start", "end")]
+    listed = tool_requests.guidellm(mapping(d.get("requests")).get("successful"), window[0], window[1])
+    if len(listed) >= n:
+        tool_requests.use(result, listed)
+        if unmeasured := sum(not r.counts for r in listed):
+            result.told.append(f"{unmeasured} more before or after the measured time")
+    else:
+        result.assumed.append("TPOT weighted by tokens, as guidellm's summary does")
+    if kind == "trace" or (rate and ramp):
+        known_starts(result, where, "Let guidellm write every request (no sample_size)")
+    elif ramp:
+        result.assumed.append(f"all clients from the start, without guidellm's ramp-up of {ramp:g} s")
     return result
 
 
-def aiperf(d: Mapping[str, Any], records: Mapping[str, Any], where: str) -> ToolResult:
+def _mean(lengths: list[int]) -> str:
+    return f"mean lengths {lengths[0]} in, {lengths[1]} out"
+
+
+def aiperf(d: Mapping[str, Any], records: Mapping[str, Any], where: str, requests: Sequence[Any] = ()) -> ToolResult:
+    """requests: the records of profile_export.jsonl, if there is one."""
+
     def of(name: str) -> dict[str, float]:
         return _summary(mapping(records.get(name)), 1.0)
 
     def seconds(name: str) -> dict[str, float]:
         told = mapping(records.get(name))
         unit = str(told.get("unit")).lower()
-        if told and unit not in _SECONDS:
+        if told and unit not in SECONDS:
             raise ServebookError(f"{name} has the unit {unit[:20]!r}", where, "Give it in ms, as aiperf does")
-        return _summary(told, _SECONDS.get(unit, 1.0))
+        return _summary(told, SECONDS.get(unit, 1.0))
 
     n = round(of("request_count").get("mean", 0))
     lengths = [round(of(k).get("mean", 0)) for k in ("input_sequence_length", "output_sequence_length")]
@@ -188,27 +199,64 @@ def aiperf(d: Mapping[str, Any], records: Mapping[str, Any], where: str) -> Tool
             where,
             "Give profile_export_aiperf.json of a whole run",
         )
-    concurrency, rate = whole(_find(d, "concurrency")), number(_find(d, "request_rate"))
-    if not concurrency and not rate:
+    load = _phase(d, where)
+    kind, concurrency, rate = str(load.get("type")), whole(load.get("concurrency")), number(load.get("rate"))
+    changing = [k for k in ("rate_series", "rate_ramp") if load.get(k)]
+    if not (concurrency or rate or changing or kind == "fixed_schedule"):
         raise ServebookError("aiperf tells neither concurrency nor a rate", where, "Keep input_config in the file")
-    return ToolResult(
+    result = ToolResult(
         "aiperf", n, [(lengths[0], lengths[1])],
         {
             "ttft_s": seconds("time_to_first_token"), "tpot_s": seconds("inter_token_latency"),
             "e2e_s": seconds("request_latency"),
         },
-        concurrency=concurrency, rate_per_s=rate or None,
+        concurrency=concurrency, rate_per_s=rate or None, failed=round(of("error_request_count").get("mean", 0)),
+        arrivals="constant" if kind in ("constant", "user_centric") else "poisson",
+        burstiness=number(load.get("smoothness")) or 1.0,
         request_rate_per_s=of("request_throughput").get("mean"),
         output_tok_per_s=of("output_token_throughput").get("mean"),
-        told=[f"{n} requests answered, mean lengths {lengths[0]} in, {lengths[1]} out"],
     )  # fmt: skip
+    how = kind.replace("_", " ") + (f", {rate:g} requests/s" if rate else "")
+    cap = f", {concurrency} in flight" if concurrency else ""
+    result.told.append(f"{n} requests answered, {how}{cap}, {_mean(lengths)}")
+    if changing or kind == "fixed_schedule":
+        result.rate_per_s = result.request_rate_per_s
+    listed = tool_requests.aiperf(requests)
+    if len(listed) == n:
+        tool_requests.use(result, listed)
+    elif requests:
+        result.assumed.append(f"its list is of {len(listed)} requests with lengths, not of {n}: the summary counts")
+    if any(mapping(mapping(r).get("metadata")).get("turn_index") for r in requests):
+        result.assumed.append("turns of conversations as requests of their own")
+    if changing or kind == "fixed_schedule":
+        known_starts(result, where, "Put profile_export.jsonl beside the file")
+    if concurrency and load.get("concurrency_ramp"):
+        result.assumed.append("all clients from the start, without aiperf's ramp-up")
+    return result
+
+
+def _phase(d: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """aiperf's measured phase: type, concurrency, rate, smoothness. In older files they stand in loadgen.
+
+    Raises ServebookError for several measured phases."""
+    phases = _find(d, "phases")
+    if isinstance(phases, list):
+        measured = [p for p in map(mapping, phases) if p.get("kind", p.get("name")) != "warmup"]
+        if len(measured) == 1:
+            return measured[0]
+        raise ServebookError(f"aiperf measured {len(measured)} phases as one", where, "Give a run with one")
+    told = {"concurrency": _find(d, "concurrency"), "rate": _find(d, "request_rate")}
+    kind = _find(d, "arrival_pattern") or _find(d, "request_rate_mode") or "poisson"
+    return told | {"type": kind if told["rate"] else "concurrency", "smoothness": _find(d, "arrival_smoothness")}
 
 
 def inference_perf(d: Mapping[str, Any], where: str) -> ToolResult:
     good, load = mapping(d.get("successes")), mapping(d.get("load_summary"))
     n = count(good, "count", where)
     latency, flow = mapping(good.get("latency")), mapping(good.get("throughput"))
-    lengths = [round(_summary(good.get(k), 1.0).get("mean", 0)) for k in ("prompt_len", "output_len")]
+    # the server's counts in newer files, the client's in older ones
+    counts = [[mapping(good.get(f"{k}_{of}")) for of in ("tokens", "len")] for k in ("prompt", "output")]
+    lengths = [round(next((m for m in (_summary(c, 1.0).get("mean") for c in both) if m), 0)) for both in counts]
     if not all(lengths):
         raise ServebookError(
             "inference-perf's file has no prompt_len and output_len", where, "Give a stage's lifecycle file"

@@ -10,6 +10,10 @@ TOOLS = "vllm bench serve, sglang bench_serving, guidellm, aiperf, inference-per
 # seconds per request in flight by which each client's mean TTFT is too late: reported minus true, at 64
 # concurrent requests (benchmarks/README.md, two shared cores)
 TTFT_LATE_S = {"vllm": 62e-6, "sglang": 62e-6, "guidellm": 145e-6, "aiperf": 172e-6, "inference-perf": 103e-6}
+SECONDS = {
+    "s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0, "ms": 1e-3, "msec": 1e-3, "millisecond": 1e-3,
+    "milliseconds": 1e-3, "us": 1e-6, "µs": 1e-6, "microseconds": 1e-6, "ns": 1e-9, "nanoseconds": 1e-9,
+}  # fmt: skip
 
 Measured = dict[str, dict[str, float]]  # latency → statistic → seconds
 
@@ -31,6 +35,7 @@ class ToolResult:
     request_rate_per_s: float | None = None
     output_tok_per_s: float | None = None
     failed: int = 0
+    from_due: bool = False  # latencies count from when a request was due, not from when it was sent
     text: bool = True  # prompts were sent as texts
     told: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
@@ -38,7 +43,7 @@ class ToolResult:
     @property
     def kind(self) -> str:
         """The sweep kind of this load."""
-        if len(self.starts_s) == self.requests and self.concurrency is None:
+        if len(self.starts_s) == self.requests:
             return "trace"
         if self.concurrency is not None and self.rate_per_s is None:
             return "concurrency"
