@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 from servebook.cli.command import main
 from servebook.common import files
 from servebook.common.errors import ServebookError
-from servebook.run_folder import pack
+from servebook.config import params
+from servebook.run_folder import frozen_predictions, pack
+from servebook.run_folder.stored_run import StoredRun
 
 
 def test_a_file_where_a_folder_should_be_is_one_clear_error(tmp_path: Path) -> None:
@@ -79,3 +82,36 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_work(
         assert "a device or a pipe" in capsys.readouterr().err
     assert main(["post", "no/such", "--front-matter", "nope"]) == 1
     assert "no front matter for 'nope'. Choose" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "cannot be read"), (b'{"asked": {}', "cannot be read"), (b"\xff\xfe\x00", "cannot be read"),
+        (b"[" * 100_000, "cannot be read"), (b"[1]", "is no JSON object with asked, gpu"),
+        (b'{"asked": {}}', "is no JSON object with asked, gpu"), (b'"x"', "is no JSON object"),
+    ],
+)  # fmt: skip
+def test_a_stored_file_that_is_damaged_is_one_line_with_a_way_out(tmp_path: Path, content: bytes, what: str) -> None:
+    run = StoredRun(params.read_file(files.ROOT / "params/demo.yaml"), tmp_path, files.ROOT / "params")
+    run.files.hardware.write_bytes(content)
+    with pytest.raises(ServebookError, match=rf"hardware\.json: {what}.*Remove the file") as told:
+        _ = run.gpu
+    assert "\n" not in str(told.value)
+    run.files.hardware.write_bytes(b'{"asked": %s, "gpu": {"nme": 1}}' % json.dumps(ASKED).encode())
+    with pytest.raises(ServebookError, match="holds no hardware"):
+        _ = run.gpu
+
+
+ASKED = params.read_file(files.ROOT / "params/demo.yaml").hardware.model_dump(mode="json")
+
+
+@pytest.mark.parametrize("name", ["predictions.json", "engines/vllm.json", "provenance.json"])
+@pytest.mark.parametrize("content", ["[1]", "3", '{"frozen'])
+def test_what_is_no_object_is_one_line_wherever_it_is_read(tmp_path: Path, name: str, content: str) -> None:
+    run = StoredRun(params.read_file(files.ROOT / "params/demo.yaml"), tmp_path, files.ROOT / "params")
+    (tmp_path / "engines").mkdir()
+    (tmp_path / name).write_text(content)
+    read = {"pre": lambda: frozen_predictions.read(tmp_path), "eng": run.all_facts, "pro": run.sessions.provenance}
+    with pytest.raises(ServebookError, match=name):
+        read[name[:3]]()

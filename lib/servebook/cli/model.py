@@ -50,7 +50,7 @@ def shape_of(source: str, dtype: str, quantization: str | None, kv_cache_dtype: 
     if path.is_file():
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, RecursionError) as e:
             raise ServebookError(f"not valid JSON ({e})", source, "Give a Hugging Face config.json") from None
         folder = path.resolve().parent
         name = folder.name if path.name == "config.json" else path.stem

@@ -92,16 +92,26 @@ def finite(value: Any) -> Any:
     return value
 
 
+_REMOVE = "Remove the file; what depends on it is made again"
+
+
 def read_json(path: Path) -> Any:
     """The file's JSON content, None if there is no file. Raises ServebookError for invalid JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise ServebookError(
-            f"cannot be read ({error})", str(path), "Remove the file; what depends on it is made again"
-        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ServebookError(f"cannot be read ({error})", str(path), _REMOVE) from error
+
+
+def read_object(path: Path, *needed: str) -> dict[str, Any]:
+    """As read_json, of a JSON object that has these keys; {} if there is no file, or none but null in it."""
+    value = read_json(path)
+    if value is not None and not (isinstance(value, dict) and all(key in value for key in needed)):
+        what = f"is no JSON object with {', '.join(needed)}" if needed else "is no JSON object"
+        raise ServebookError(what, str(path), _REMOVE)
+    return value or {}
 
 
 def read_csv(path: Path, needed: Sequence[str]) -> list[tuple[str, dict[str, str]]]:

@@ -113,7 +113,7 @@ def read_config(model: ModelParams, base: Path) -> tuple[dict[str, Any], str]:
         file = _from_hub(str(model.hub), model.revision)
     try:
         return json.loads(file.read_text(encoding="utf-8")), str(file) if model.path else model_name(model)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise ServebookError(f"not valid JSON ({e})", str(file)) from None
     except OSError as e:
         raise ServebookError(f"cannot be read ({e.strerror})", str(file)) from None
@@ -193,7 +193,7 @@ def read_sidecar(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise ServebookError(f"cannot be read ({e})", str(file), "Correct or remove it") from None
     return found if isinstance(found, dict) else None
 

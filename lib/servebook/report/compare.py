@@ -62,7 +62,7 @@ def compare(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
 
 def _gpu(run_dir: Path) -> str | None:
     """The hardware by the name it was found under, where the run stored it."""
-    stored = files.read_json(RunFiles(run_dir).hardware)
+    stored = files.read_object(RunFiles(run_dir).hardware, "gpu")
     return stored["gpu"]["name"] if stored else None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from .. import __version__
 from ..common import files
@@ -34,7 +34,7 @@ def freeze(
     such a point is already measured. measured: those points; default: all in the folder.
     """
     path = RunFiles(run_dir).predictions
-    stored = files.read_json(path) or {"frozen": []}
+    stored = read(run_dir)
     before = of_stage(stored["frozen"], stage)
     digest = provenance.sha256(prediction["inputs"])
     if before is not None and before.get("inputs_sha256") == digest:
@@ -68,7 +68,7 @@ def freeze(
 
 def frozen_capacity(run_dir: Path, stage: str) -> dict[str, float]:
     """The capacities that a stage's rates are shares of, once a measurement has made them final; {} before."""
-    before = of_stage((files.read_json(RunFiles(run_dir).predictions) or {"frozen": []})["frozen"], stage)
+    before = of_stage(read(run_dir)["frozen"], stage)
     final = any(_held_out(k, stage) for k in _measured(run_dir))
     return dict(before["capacity_per_s"]) if before and final else {}
 
@@ -97,5 +97,5 @@ def _finite(value: Any) -> Any:
 
 def read(run_dir: Path) -> FrozenPredictions:
     """The content of predictions.json, also of earlier versions; an empty one if there is no file."""
-    stored: FrozenPredictions | None = files.read_json(RunFiles(run_dir).predictions)
-    return stored or {"frozen": []}
+    stored = files.read_object(RunFiles(run_dir).predictions, "frozen")
+    return cast(FrozenPredictions, stored or {"frozen": []})

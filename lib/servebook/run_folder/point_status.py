@@ -228,7 +228,7 @@ class PointStatus:
 
     def stopped(self) -> list[dict[str, Any]]:
         """Missing points: sweep, engine, point, why; `fault` and the last `log` lines if the engine failed."""
-        found = [json.loads(f.read_text()) for f in self._files.stops()]
+        found = [files.read_object(f, "sweep", "engine", "points") for f in self._files.stops()]
         now, engines = {*self._run.params.sweeps, points.CALIBRATION}, self._run.params.engines
         asked = [s for s in found if s["sweep"] in now and s["engine"] in engines]
         return [s for s in asked if {p.point for p in self._run.specs(s["engine"], s["sweep"])} & set(s["points"])]
@@ -258,7 +258,7 @@ class PointStatus:
 
     def _ingredients(self) -> dict[str, Any]:
         """The inputs of points, by fingerprint."""
-        return files.read_json(self._files.made_with) or {}
+        return files.read_object(self._files.made_with)
 
     def _point_file(self, spec: PointSpec) -> Path:
         return self._files.point(*_key(spec))
@@ -270,7 +270,7 @@ class PointStatus:
         return results.read_point_file(self._point_file(spec))
 
     def _past_limit(self, spec: PointSpec) -> bool:
-        stopped = files.read_json(self._files.limit(spec.sweep, spec.engine)) or {}
+        stopped = files.read_object(self._files.limit(spec.sweep, spec.engine))
         same_limit = stopped.get("minutes") == self.limit_minutes(spec.sweep, spec.engine)
         return same_limit and (stopped.get("fingerprints") or {}).get(spec.point) == self.fingerprint(spec)
 

@@ -64,7 +64,7 @@ def read(path: Path) -> tuple[list[MeasuredPoint], dict[str, Any]]:
             raise ServebookError(f"{column} is {shown}", f"{path}, point {row + 1}", fix)
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
     measured = [MeasuredPoint.from_json(row | {k: int(row[k]) for k in SIZES}) for row in rows]
-    return measured, files.read_json(path.parent / f"{path.stem}.facts.json") or {}
+    return measured, files.read_object(path.parent / f"{path.stem}.facts.json")
 
 
 def points(name: str) -> pd.DataFrame:

@@ -68,7 +68,7 @@ class Sessions:
 
     def provenance(self) -> dict[str, Any]:
         """The content of provenance.json."""
-        return files.read_json(RunFiles(self._dir).provenance) or {"run": self._run, "sessions": []}
+        return files.read_object(RunFiles(self._dir).provenance) or {"run": self._run, "sessions": []}
 
     # --- where the time went ------------------------------------------------------------------------------------
 

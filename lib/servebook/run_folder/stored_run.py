@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from dataclasses import asdict
 from functools import cached_property
@@ -19,7 +18,7 @@ from ..config.points import PointSpec
 from ..hardware import catalog as hardware
 from ..predictor import closed_forms, roofline
 from ..scoring import peers, standing
-from . import results
+from . import frozen_predictions, results
 from .layout import RunFiles
 from .point_status import PointStatus
 from .sessions import Sessions
@@ -48,19 +47,20 @@ class StoredRun:
     def gpu(self) -> hardware.Gpu:
         """The hardware, detected once per run, so that a second session does not change the prediction."""
         stored = self.files.hardware
-        if stored.exists():
-            record = json.loads(stored.read_text())
-            if record["asked"] == self.params.hardware.model_dump(mode="json"):
+        record, asked = files.read_object(stored, "asked", "gpu"), self.params.hardware.model_dump(mode="json")
+        if record and record["asked"] == asked:
+            try:
                 return hardware.Gpu(**record["gpu"])
+            except TypeError as error:
+                raise ServebookError(f"holds no hardware ({error})", str(stored), "Remove the file") from None
         gpu = hardware.resolve(self.params.hardware)
         if self.dir.exists():
-            record = {"asked": self.params.hardware.model_dump(mode="json"), "gpu": asdict(gpu)}
-            files.write_json(stored, record)
+            files.write_json(stored, {"asked": asked, "gpu": asdict(gpu)})
         return gpu
 
     def facts(self, engine: str) -> dict[str, Any]:
         """The facts that a server reported at its last start, {} without a start."""
-        return files.read_json(self.files.engine_record(engine)) or {}
+        return files.read_object(self.files.engine_record(engine))
 
     def all_facts(self) -> dict[str, dict[str, Any]]:
         """`facts` of every engine by its name."""
@@ -160,8 +160,7 @@ class StoredRun:
 
     def _all_predictions(self) -> FrozenPredictions:
         """The content of predictions.json."""
-        stored: FrozenPredictions | None = files.read_json(self.files.predictions)
-        return stored or {"frozen": []}
+        return frozen_predictions.read(self.dir)
 
     def predictions(self) -> FrozenPredictions:
         """The content of predictions.json, reduced to the points of these parameters."""
@@ -241,7 +240,7 @@ class StoredRun:
 
     def failed_engines(self) -> dict[str, str]:
         """Engines that did not start in the last session, with the reason."""
-        return {name: json.loads(f.read_text())["why"] for name, f in self.files.engine_failures().items()}
+        return {name: files.read_object(f, "why")["why"] for name, f in self.files.engine_failures().items()}
 
     def require_points(self) -> None:
         """Raises ServebookError where nothing was measured and nothing failed: there is nothing to explain yet."""
