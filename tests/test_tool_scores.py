@@ -268,6 +268,27 @@ def test_requests_of_one_token_count_in_vllm_s_ttft(tmp_path):
     assert r.measured["ttft_s"]["mean"] == pytest.approx(0.15) and r.measured["tpot_s"]["mean"] == pytest.approx(0.01)
 
 
+def test_each_stage_of_inference_perf_has_its_requests_out_of_one_list(tmp_path):
+    write(tmp_path, REAL["inference_perf_requests"], "per_request_lifecycle_metrics.json")
+    found = []
+    for stage in ("inference_perf_stage_0", "inference_perf_stage_1"):
+        (r,) = tool_results.read(write(tmp_path, REAL[stage], f"{stage}.json"))
+        assert (r.kind, r.requests, r.concurrency) == ("trace", REAL[stage]["successes"]["count"], None)
+        assert len(set(r.lengths)) > 1 and r.starts_s[-1] == pytest.approx(REAL[stage]["load_summary"]["send_duration"])
+        told = REAL[stage]["successes"]["latency"]
+        for latency, name in (("ttft_s", "time_to_first_token"), ("e2e_s", "request_latency")):
+            assert r.measured[latency]["mean"] == pytest.approx(told[name]["mean"])
+            assert r.measured[latency]["p99"] == pytest.approx(told[name]["p99"])
+        assert r.measured["tpot_s"]["p90"] == pytest.approx(told["time_per_output_token"]["p90"])
+        found.append(r.starts_s)
+    assert found[0] != found[1]
+    other = REAL["inference_perf_stage_0"] | {
+        "load_summary": {"count": 3, "send_duration": 99.0, "requested_rate": 8.0}
+    }
+    (r,) = tool_results.read(write(tmp_path, other))  # the list of another run
+    assert r.kind == "arrival_rate" and any("equal gaps" in a for a in r.assumed)
+
+
 def test_newer_inference_perf_files_count_tokens_under_another_name(tmp_path):
     good = without(INFERENCE_PERF["successes"], "prompt_len") | {"prompt_tokens": {"total": 4e4, "mean": 1000.0}}
     (r,) = tool_results.read(write(tmp_path, INFERENCE_PERF | {"successes": good}))

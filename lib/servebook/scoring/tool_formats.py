@@ -148,16 +148,17 @@ def guidellm(d: Any, where: str) -> ToolResult:
         arrivals="constant" if kind == "constant" else "poisson", failed=int(number(totals.get("errored")) or 0),
         request_rate_per_s=rates["requests"], output_tok_per_s=rates["output_tokens"],
     )  # fmt: skip
-    how = f", {rate:g} requests/s" if rate else f", {cap} in flight" if cap else ""
+    left = int(number(totals.get("incomplete")) or 0)
+    if rate and cap and cap >= n + left + result.failed:
+        cap = result.concurrency = None  # a limit that so few requests cannot reach
+    how = (f", {rate:g} requests/s" if rate else "") + (f", at most {cap} in flight" if cap else "")
     result.told.append(f"{n} requests answered, strategy {kind or 'not told'}{how}, {_mean(lengths)}")
-    if left := int(number(totals.get("incomplete")) or 0):
+    if left:
         result.told.append(f"{left} cut off at the end")
     if kind == "trace":
         result.rate_per_s = result.request_rate_per_s
     elif not (result.concurrency or rate or kind == "throughput"):
         raise ServebookError("guidellm's file has neither streams nor a rate", where, "Give a run of a known strategy")
-    if rate and cap and cap >= n + left + result.failed:
-        result.concurrency = None  # a limit that so few requests cannot reach
     timed = mapping(d.get("scheduler_metrics"))
     window = [number(timed.get(f"measure_{end}_time")) for end in ("start", "end")]
     listed = tool_requests.guidellm(mapping(d.get("requests")).get("successful"), window[0], window[1])
@@ -217,7 +218,7 @@ def aiperf(d: Mapping[str, Any], records: Mapping[str, Any], where: str, request
         output_tok_per_s=of("output_token_throughput").get("mean"),
     )  # fmt: skip
     how = kind.replace("_", " ") + (f", {rate:g} requests/s" if rate else "")
-    cap = f", {concurrency} in flight" if concurrency else ""
+    cap = f", at most {concurrency} in flight" if concurrency else ""
     result.told.append(f"{n} requests answered, {how}{cap}, {_mean(lengths)}")
     if changing or kind == "fixed_schedule":
         result.rate_per_s = result.request_rate_per_s
@@ -250,7 +251,8 @@ def _phase(d: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     return told | {"type": kind if told["rate"] else "concurrency", "smoothness": _find(d, "arrival_smoothness")}
 
 
-def inference_perf(d: Mapping[str, Any], where: str) -> ToolResult:
+def inference_perf(d: Mapping[str, Any], where: str, requests: Any = None) -> ToolResult:
+    """requests: per_request_lifecycle_metrics.json, if there is one."""
     good, load = mapping(d.get("successes")), mapping(d.get("load_summary"))
     n = count(good, "count", where)
     latency, flow = mapping(good.get("latency")), mapping(good.get("throughput"))
@@ -275,11 +277,14 @@ def inference_perf(d: Mapping[str, Any], where: str) -> ToolResult:
         failed=int(number(mapping(d.get("failures")).get("count")) or 0),
         request_rate_per_s=number(flow.get("requests_per_sec")),
         output_tok_per_s=number(flow.get("output_tokens_per_sec")),
-        told=[f"{n} requests answered, mean lengths {lengths[0]} in, {lengths[1]} out"],
-        assumed=["arrivals at equal gaps, inference-perf's default"],
+        told=[f"{n} requests answered, {_mean(lengths)}"],
     )  # fmt: skip
     if result.concurrency is None and result.rate_per_s is None:
         raise ServebookError("inference-perf's file has no rate", where, "Give a file with load_summary.requested_rate")
+    if listed := tool_requests.inference_perf(requests, load):
+        tool_requests.use(result, listed)
+    elif result.concurrency is None:
+        result.assumed.append("arrivals at equal gaps, inference-perf's default (its per_request report tells)")
     return result
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .tool_numbers import mapping, number, numbers, spread
+from .tool_numbers import mapping, number, numbers, spread, whole
 from .tool_result import SECONDS, ToolResult
 
 LENGTHS = "lengths of every request"
@@ -152,6 +152,36 @@ def aiperf(records: Sequence[Any]) -> list[Listed]:
         tpot = _value(metrics, "inter_token_latency") if output > 1 else None
         listed.append(Listed(int(prompt), int(output), None if start is None else start * 1e-9, ttft, e2e, tpot))
     return listed
+
+
+def inference_perf(requests: Any, stage: Mapping[str, Any]) -> list[Listed]:
+    """A stage's requests out of inference-perf's per_request_lifecycle_metrics.json, which lists all stages: as many as
+    its load_summary counts, sent within its send_duration; [] if none or several fit, or lengths are missing."""
+    rows = [r for r in map(mapping, requests if isinstance(requests, list) else []) if number(r.get("start_time"))]
+    rows.sort(key=lambda r: float(r["start_time"]))
+    starts = np.array([float(r["start_time"]) for r in rows])
+    n, lasted = whole(stage.get("count")) or 0, number(stage.get("send_duration"))
+    if not n or len(rows) < n or (lasted is None and len(rows) > n):
+        return []
+    spans = starts[n - 1 :] - starts[: len(starts) - n + 1]
+    first = np.flatnonzero(np.abs(spans - lasted) < 1e-6) if lasted is not None else np.zeros(1, np.int64)
+    if len(first) != 1:
+        return []
+    listed = [_inference_perf(r) for r in rows[int(first[0]) : int(first[0]) + n]]
+    return listed if all(r.prompt and (r.output or not r.counts) for r in listed) else []
+
+
+def _inference_perf(r: Mapping[str, Any]) -> Listed:
+    info, start, end = mapping(r.get("info")), float(r["start_time"]), number(r.get("end_time"))
+    asked, answer = mapping(mapping(info.get("request_metrics")).get("text")), mapping(info.get("response_metrics"))
+    prompt = number(asked.get("input_tokens")) or number(info.get("input_tokens")) or 0
+    usage = number(mapping(answer.get("server_usage")).get("completion_tokens"))
+    output = usage or number(answer.get("output_tokens")) or 0
+    times = [t for t in numbers(answer.get("output_token_times")) or [] if t is not None]
+    good, streamed = not r.get("error"), len(times) > 1
+    tpot = (times[-1] - times[0]) / (output - 1) if good and streamed and output > 1 else None
+    ttft, e2e = times[0] - start if good and streamed else None, None if end is None else end - start
+    return Listed(int(prompt), int(output), start, ttft, e2e, tpot, good)
 
 
 def _value(metrics: Mapping[str, Any], name: str, unit: str = "") -> float | None:

@@ -1,8 +1,9 @@
 """Results of other load generators in one form: the load they generated and what they measured.
 
 vllm bench serve and sglang bench_serving (JSON or JSON lines, plain or detailed), guidellm (benchmarks.json), aiperf
-(profile_export_aiperf.json with profile_export.jsonl beside it), inference-perf (stage_N_lifecycle_metrics.json), and a
-CSV of requests with arrival_s, prompt_tokens, output_tokens, ttft_s, tpot_s, e2e_s.
+(profile_export_aiperf.json with profile_export.jsonl beside it), inference-perf
+(stage_N_lifecycle_metrics.json with per_request_lifecycle_metrics.json beside it), and a CSV of requests with
+arrival_s, prompt_tokens, output_tokens, ttft_s, tpot_s, e2e_s.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def _inside(folder: Path) -> str:
         names = sorted(p.name for p in folder.iterdir() if p.suffix in (".json", ".jsonl") and p.is_file())
     except OSError:
         names = []
-    known = [n for n in names if n.endswith(("_aiperf.json", "_lifecycle_metrics.json")) or n == "benchmarks.json"]
+    known = [n for n in names if n.endswith("_aiperf.json") or n.startswith("stage_") or n == "benchmarks.json"]
     return f"Give one of its files, such as {(known or names)[0]}" if names else FIX
 
 
@@ -157,7 +158,9 @@ def _result(data: Any, where: str, path: Path) -> ToolResult:
         if "guidellm" in data:
             return tool_formats.guidellm(data["guidellm"], where)
         if "load_summary" in data or "successes" in data:
-            return tool_formats.inference_perf(data, where)
+            every = path.parent / "per_request_lifecycle_metrics.json"
+            text = record_files.read_text(every, "the requests", FIX)[1] if every.is_file() else "null"
+            return tool_formats.inference_perf(data, where, record_files.json_value(text, str(every), FIX))
         inner = data.get("records", data)
         if isinstance(inner, Mapping) and ("time_to_first_token" in inner or "request_latency" in inner):
             return tool_formats.aiperf(data, inner, where, _beside(path))
