@@ -340,6 +340,7 @@ def test_a_cap_on_what_is_in_flight_is_a_closed_loop(tmp_path):
         (CSV.replace("tpot_s", "ttft_s"), "has the column ttft_s twice"),
         (VLLM | {"completed": 10**400}, "has no completed"),
         (VLLM | {"completed": 10**12}, "completed is 1e+12"),
+        (DETAILED | {"input_lens": [10, 1e30]}, "a request has 1e+30 tokens"),
         (AIPERF | {"request_latency": {"unit": "fortnights", "avg": 1.0}}, "has the unit 'fortnights'"),
         (without(AIPERF, "input_config"), "neither concurrency nor a rate"),
         ({"benchmarks": [None]}, "has no metrics"),

@@ -16,7 +16,7 @@ from typing import Any
 from ..common import record_files
 from ..common.errors import ServebookError
 from . import tool_formats
-from .tool_numbers import mapping
+from .tool_numbers import MOST_TOKENS, mapping
 from .tool_result import LATENCIES, TOOLS, ToolResult
 
 FIX = f"Give a file of {TOOLS}"
@@ -69,6 +69,9 @@ def _check(result: ToolResult, where: str) -> None:
     for latency, spread in told.items():
         if wrong := [s for s, value in spread.items() if not (math.isfinite(value) and value >= 0)]:
             raise ServebookError(f"{latency} {wrong[0]} is {spread[wrong[0]]:g}", where, "Correct the file")
+    longest = max(max(pair) for pair in result.lengths)
+    if longest > MOST_TOKENS:
+        raise ServebookError(f"a request has {float(longest):.3g} tokens", where, "Correct the file")
     ttft, e2e = (told.get(latency, {}).get("mean") for latency in ("ttft_s", "e2e_s"))
     if ttft is not None and e2e is not None and ttft > 1.05 * e2e:
         what = f"a mean TTFT of {ttft:g} s is longer than the mean end to end of {e2e:g} s"
