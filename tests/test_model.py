@@ -184,6 +184,7 @@ def test_multi_modal_nesting():
         ({"is_encoder_decoder": True}, "Use a decoder-only"),
         ({"model_type": 7, "architectures": []}, "not supported"),
         ({"quantization_config": {"quant_method": "novel"}}, "'novel' is not supported"),
+        ({"quantization_config": "fp8"}, "not an object"),
     ],
 )
 def test_what_cannot_be_read_is_one_line_with_the_file(changes: dict, said: str):

@@ -68,8 +68,10 @@ def from_config(
     text = text_of(config)
     holders = [config, *([text] if isinstance(text, dict) else [])]
     given = next((c[k] for c in holders for k in QUANTIZATION_KEYS if c.get(k)), None)
+    if given is not None and not isinstance(given, dict):
+        raise ServebookError(f"its quantization is {given!r}, not an object", where, "Correct or remove it")
     experts = next((c["expert_dtype"] for c in holders if c.get("expert_dtype")), None)
-    if isinstance(given, dict) and experts:
+    if given and experts:
         given = {"expert_dtype": experts, **given}
     stored = checkpoint_formats.of(given, sidecar, DTYPE_BYTES[dtype], where)
     if stored is not None and quantization and stored.weight_bits != int(quantization[-1]):
