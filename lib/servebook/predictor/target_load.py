@@ -265,8 +265,7 @@ def chance(drawn: Sequence[float], limit: float, form: float) -> float:
 
     drawn: the latency in seconds for each draw of the constants. form: relative error of the step-time model
     (intervals.form_error). That error differs from host to host, and an error whose variance is not known follows
-    Student's t. With a normal error, 82 % of public TTFTs and 86 % of TPOTs met a limit stated to be met with 90 %;
-    with this one 87 and 90 % (benchmarks/bench_choose.py --probabilities)."""
+    Student's t: it has the heavy tails that public points show (benchmarks/bench_choose.py --probabilities)."""
     near = [math.log(limit) - math.log(max(v, LEAST)) for v in drawn if v < math.inf]
     return sum(_student(x / form) for x in near) / len(drawn)
 
