@@ -139,7 +139,7 @@ def test_prices_are_the_users_first() -> None:
     own = run_of(TEXT.replace("{gpu: H200}", "{gpu: H200, price_per_hour: 2.0}").split("choose:")[0])
     every = {c.gpu.name: c for c in priced_gpus(own, [], params.SearchSpace(), "f")}
     assert set(every) == set(prices.list_prices()) and every["H200"].price_per_hour == 2.0
-    for options, said in ((["H200=-1"], "is no price"), (["=3"], "names no GPU"), (["H200", "H200"], "given twice")):
+    for options, said in ((["H200=-1"], "is not a price"), (["=3"], "names no GPU"), (["H200", "H200"], "given twice")):
         with pytest.raises(ServebookError, match=said):
             priced_gpus(run, options, asked, "f")
 
@@ -570,11 +570,11 @@ def test_a_measured_choice_stands_or_does_not(choice: Choice, tmp_path: Path) ->
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     good = choice_measured.check(choice, [measured_run(choice, tmp_path / "a", **as_predicted)])
-    assert good["stands"] is True and "the choice stands" in good["lines"][-1]
+    assert good["stands"] is True and "the choice is confirmed" in good["lines"][-1]
     assert any("inside" in line for line in good["lines"]) and not any("contradicted" in line for line in good["lines"])
     slow = {m: 3 * limit for m, (limit, _) in choice.limits.items()}
     bad = choice_measured.check(choice, [measured_run(choice, tmp_path / "b", **slow)])
-    assert bad["stands"] is False and "does not stand" in bad["lines"][-1]
+    assert bad["stands"] is False and "is not confirmed" in bad["lines"][-1]
     sure = choice.chosen.judged.probability
     assert any("contradicted" in line for line in bad["lines"]) == (sure > 0.95)
 

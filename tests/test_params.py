@@ -95,12 +95,12 @@ def test_a_missing_file_names_its_neighbour():
     [
         ("run: demo", "run: reference", "run: 'reference' is a folder of outputs/"),
         ("run: demo", "run: Published", "run: 'Published' is a folder of outputs/"),
-        ("run: demo", "run: ../x", "run: '../x' is no name. Use letters"),
-        ("  long_prompts:", "  ../../x:", "sweeps.../../x: '../../x' is no name"),
-        ("  long_prompts:", "  a/b:", "'a/b' is no name"),
-        ("  long_prompts:", "  ..:", "'..' is no name"),
+        ("run: demo", "run: ../x", "run: '../x' is not a valid name. Use letters"),
+        ("  long_prompts:", "  ../../x:", "sweeps.../../x: '../../x' is not a valid name"),
+        ("  long_prompts:", "  a/b:", "'a/b' is not a valid name"),
+        ("  long_prompts:", "  ..:", "'..' is not a valid name"),
         ("  long_prompts:", "  calibration:", "a sweep named calibration would mix"),
-        ("  vllm:", "  ../vllm:", "engines.../vllm: '../vllm' is no name"),
+        ("  vllm:", "  ../vllm:", "engines.../vllm: '../vllm' is not a valid name"),
         (
             "concurrency: [1, 2, 4, 8]",
             "concurrency: [1, 1000000]",

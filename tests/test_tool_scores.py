@@ -342,7 +342,7 @@ def test_a_cap_on_what_is_in_flight_is_a_closed_loop(tmp_path):
         (VLLM | {"completed": 10**12}, "completed is 1e+12"),
         (DETAILED | {"input_lens": [10, 1e30]}, "a request has 1e+30 tokens"),
         (AIPERF | {"request_latency": {"unit": "fortnights", "avg": 1.0}}, "has the unit 'fortnights'"),
-        (without(AIPERF, "input_config"), "neither concurrency nor a rate"),
+        (without(AIPERF, "input_config"), "no concurrency and no rate"),
         ({"benchmarks": [None]}, "has no metrics"),
         (INFERENCE_PERF | {"load_summary": 5}, "inference-perf's file has no rate"),
         (INFERENCE_PERF | {"successes": {**INFERENCE_PERF["successes"], "latency": [1]}}, "has no latency"),

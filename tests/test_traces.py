@@ -205,7 +205,7 @@ def test_conversations_whoever_wrote_them(tmp_path, key, said):
         ('{"prompt": "a b"}\n', "line 1: has no output_tokens"),
         ("[" * 100_000, "nested too deep"),
         (gzip.compress(OWN.encode(), mtime=0)[:-9], "its gzip is broken"),
-        ('a,"b\n' + "x" * 200_000, "is no table"),
+        ('a,"b\n' + "x" * 200_000, "is not a table"),
     ],
 )  # fmt: skip
 def test_what_would_be_taken_for_something_else_is_refused(tmp_path, content, what):
@@ -217,7 +217,7 @@ def test_what_would_be_taken_for_something_else_is_refused(tmp_path, content, wh
 @pytest.mark.parametrize(
     ("load", "what"),
     [
-        ("{stages: 7}", "is no list of rate and duration"),
+        ("{stages: 7}", "is not a list of rate and duration"),
         ("{stages: [{rate: 1.0e+9, duration: 1.0e+9}]}", "asks for 1e+18 requests"),
     ],
 )

@@ -95,7 +95,7 @@ sweeps:
     [
         (CHAT, "no sweep uses the workload chat"),
         (CHAT + STEPS.replace("chat", "chats"), "names the workload 'chats'"),
-        (CHAT + "sweeps: {s: {kind: trace, workload: chat}}\n", "which is no trace"),
+        (CHAT + "sweeps: {s: {kind: trace, workload: chat}}\n", "which has no trace"),
         (CHAT + "sweeps: {t: {kind: trace, prompt_tokens: 9, output_tokens: 9}, s: {kind: burst, workload: chat, "
          "requests: [2]}}\n", "sweep t replays no trace"),
         (CHAT + STEPS.replace("workload: chat", "prompt_tokens: 5"), "either a workload or both"),
@@ -106,7 +106,7 @@ sweeps:
         (CHAT.replace("}}", ", turns: 3}}") + "sweeps: {s: {kind: burst, workload: chat, requests: [5]}}", "waits for"),
         (CHAT.replace("}}", ", colour: 3}}") + STEPS, "unknown key workloads.chat.colour"),
         ("workloads: {t: {trace: no.csv}}\nsweeps: {s: {kind: trace, workload: t}}\n", "cannot read the trace"),
-        ("workloads: {t: {trace: no.csv, turns: 2}}\nsweeps: {s: {kind: trace, workload: t}}\n", "trace tells turns"),
+        ("workloads: {t: {trace: no.csv, turns: 2}}\nsweeps: {s: {kind: trace, workload: t}}\n", "trace already gives"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_one_line(text, what):

@@ -130,7 +130,7 @@ def scheduler_steps(
         f"In {alone} of {len(steps)} steps a single prompt holds all of the budget that decodes leave; "
         "the others wait.",
         f"Bars of the tokens that each request gets in each step. {'; '.join(told)}.",
-        "A thin bar is one decode token, drawn wider than it is; grey: budget that nobody takes.",
+        "A thin bar is one decode token, drawn wider than it is; grey: unused budget.",
     )  # fmt: skip
     return figure
 

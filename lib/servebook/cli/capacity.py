@@ -45,7 +45,7 @@ def main(
         except ValueError:
             cost = math.nan
         if not name or not 0 <= cost < math.inf:
-            fault = f"{price!r} is no price" if name else "names no GPU"
+            fault = f"{price!r} is not a price" if name else "names no GPU"
             raise ServebookError(fault, f"--gpu {other}", "Write NAME=PRICE, as in H200=3.50")
         gpus.append((hardware.resolve(params.HardwareParams(gpu=name)), cost))
     learned = [p for p in book.stored_points() if p.sweep == points.CALIBRATION]

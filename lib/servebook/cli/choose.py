@@ -23,7 +23,7 @@ def main(
     params_path: str, gpus: Sequence[str], max_gpus: int | None, *, as_json: bool, html: Path | None,
     write_params: Path | None, measured: Sequence[Path],
 ) -> int:  # fmt: skip
-    """Search, print, and write what is asked for. With measured runs: whether the choice stands."""
+    """Search, print, and write what is asked for. With measured runs: also whether they confirm the choice."""
     book = Book.open(params_path)
     _check_ends(html, write_params, measured)
     choice = choice_for(book, params_path, gpus, max_gpus)

@@ -38,9 +38,9 @@ class MeasuredPoint:
     kind: Annotated[str | None, "", "the sweep's kind, or calibration"] = None
     point_id: Annotated[str, "", "the point's name in its sweep (column `point`)"]
     concurrency: Annotated[int | None, "requests", "clients of a closed loop; None in an open loop"] = None
-    rate_per_s: Annotated[Number, "1/s", "request rate asked for in an open loop"] = None
-    prompt_tokens: Annotated[int, "tokens", "prompt length asked for"]
-    output_tokens: Annotated[int, "tokens", "output length asked for"]
+    rate_per_s: Annotated[Number, "1/s", "requested rate of an open loop"] = None
+    prompt_tokens: Annotated[int, "tokens", "requested prompt length"]
+    output_tokens: Annotated[int, "tokens", "requested output length"]
     requests: Annotated[int | None, "requests", "answered requests of the measured window"] = None
     failures: Annotated[int | None, "requests", "failed requests of the measured window"] = None
     seconds: Annotated[Number, "s", "length of the measured window"] = None
@@ -139,9 +139,9 @@ class MeasuredPoint:
     server_counters_reset: Annotated[bool | None, "", "the server's counters fell: it was started again"] = None
     server_output_tokens: Annotated[Number, "tokens", "output tokens the server counted between two scrapes"] = None
     server_ttft_mean_s: Annotated[Number, "s", "the server's histogram of TTFT, mean"] = None
-    slo_e2e_s: Annotated[Number, "s", "service level asked for: request latency"] = None
-    slo_tpot_s: Annotated[Number, "s", "service level asked for: TPOT"] = None
-    slo_ttft_s: Annotated[Number, "s", "service level asked for: TTFT"] = None
+    slo_e2e_s: Annotated[Number, "s", "service level: limit on request latency"] = None
+    slo_tpot_s: Annotated[Number, "s", "service level: limit on TPOT"] = None
+    slo_ttft_s: Annotated[Number, "s", "service level: limit on TTFT"] = None
     source: Annotated[str | None, "", "where a published point was printed"] = None
     speed: Annotated[Number, "", "of a trace: its arrivals came so many times as fast"] = None
     temperature: Annotated[Number, "", "sampling temperature sent"] = None

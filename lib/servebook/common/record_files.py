@@ -98,5 +98,5 @@ def table(text: str, where: str) -> Iterator[tuple[int, dict[str, str]]]:
                 yield line, {n: cell.strip() for n, cell in zip(names, row, strict=False)}
     except csv.Error as error:
         raise ServebookError(
-            f"is no table ({error})", f"{where}, line {skipped + cells.line_num}", "Correct it"
+            f"is not a table ({error})", f"{where}, line {skipped + cells.line_num}", "Correct it"
         ) from None

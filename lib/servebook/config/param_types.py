@@ -21,7 +21,7 @@ def unfit(what: str, fix: str) -> PydanticCustomError:
 def _name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", text):  # used in file and folder names
         fix = "Use letters, digits, '.', '_' and '-', the first a letter or a digit, at most 100"
-        raise unfit(f"{text[:120]!r} is no name", fix)
+        raise unfit(f"{text[:120]!r} is not a valid name", fix)
     return text
 
 

@@ -238,7 +238,7 @@ class RunParams(Strict):
             raise unfit(f"sweep {name} names the workload {sweep.workload!r}", f"Workloads of this run: {known}")
         workload = self.workloads[sweep.workload]
         if isinstance(sweep, TraceSweep) and workload.trace is None:
-            raise unfit(f"sweep {name} replays the workload {sweep.workload!r}, which is no trace", "Give it a trace")
+            raise unfit(f"sweep {name} replays the workload {sweep.workload!r}, which has no trace", "Give it a trace")
         if workload.turns > 1 and not isinstance(sweep, ConcurrencySweep):
             raise unfit(
                 f"sweep {name}: a conversation waits for its answers", "Use kind: concurrency, or a trace with sessions"

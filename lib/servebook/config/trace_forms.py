@@ -217,7 +217,7 @@ def _conversation(record: Mapping[str, Any], line: int, where: str, per_word: fl
     before, question = 0, 0
     for entry in said:
         if not isinstance(entry, Mapping):
-            raise ServebookError("what was said has no speaker", where, "Write it as a list of from and value")
+            raise ServebookError("a message has no role", where, "Write it as a list of from and value")
         words = next((entry[key] for key in ("value", "content", "text") if entry.get(key) is not None), "")
         tokens = _words(_joined(words), per_word)
         if str(entry.get("from") or entry.get("role")).lower() in _ANSWERS:
@@ -247,7 +247,7 @@ def _shared_prefix(record: Mapping[str, Any], line: int, where: str) -> Iterator
     due: list[float | None] = []
     at, stages = 0.0, record.get("stages") or []
     if not isinstance(stages, list) or not all(isinstance(stage, Mapping) for stage in stages):
-        raise ServebookError("load.stages is no list of rate and duration", where, "Write it as inference-perf does")
+        raise ServebookError("load.stages is not a list of rate and duration", where, "Write it as inference-perf does")
     asked = sum(number(s, "rate", where, 0) * number(s, "duration", where, 0) for s in stages) or groups * each
     if asked > MOST_REQUESTS:
         raise ServebookError(f"asks for {asked:.3g} requests", where, f"At most {MOST_REQUESTS:,} are read")

@@ -63,7 +63,7 @@ def read(path: Path, form: str | None = None, *, tokens_per_word: float = 1.3) -
     Raises ServebookError, with the line, for a file that cannot be read, is empty or not in order, and a line that is
     no request.
     """
-    raw, text = record_files.read_text(path, "the trace", "Give a JSONL, CSV, JSON or YAML file, as it is or in gzip")
+    raw, text = record_files.read_text(path, "the trace", "Give a JSONL, CSV, JSON or YAML file, plain or gzipped")
     notes: list[str] = []
     rows = trace_forms.rows(_records(text, path), form, path, tokens_per_word, notes)
     return _trace(rows, path, hashlib.sha256(raw).hexdigest(), notes)

@@ -90,7 +90,9 @@ class Workload(Strict):
             return self
         told = [k for k in ("prompt_tokens", "output_tokens", "shared_prefix", "unique_prompts") if getattr(self, k)]
         if told or self.turns > 1:
-            raise unfit(f"the trace tells {', '.join(told) or 'turns'}", "Leave that out, or leave out the trace")
+            raise unfit(
+                f"the trace already gives {', '.join(told) or 'turns'}", "Leave that out, or leave out the trace"
+            )
         return self
 
     def __eq__(self, other: object) -> bool:

@@ -65,7 +65,7 @@ class _Checked:
         elif isinstance(node, yaml.ScalarNode):
             self._scalar(node)
         if size > MOST_VALUES:
-            raise self._fault(node, f"stands for more than {MOST_VALUES:,} values", "Give fewer, or fewer aliases")
+            raise self._fault(node, f"expands to more than {MOST_VALUES:,} values", "Give fewer, or fewer aliases")
         self._open.discard(id(node))
         self._sizes[id(node)] = size
         return size

@@ -37,7 +37,7 @@ class NaiveModel:
         self._torch = torch
         self.device = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         if self.device == "cuda" and not torch.cuda.is_available():
-            raise RuntimeError("CUDA was asked for, but torch finds no GPU it can use")
+            raise RuntimeError("CUDA was requested, but torch finds no GPU it can use")
         if self.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
         torch.manual_seed(0)

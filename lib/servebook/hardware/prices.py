@@ -50,7 +50,7 @@ def list_prices() -> dict[str, ListPrice]:
 
 
 def price_of(gpu: Gpu, given: float | None, where: str) -> tuple[float, str]:
-    """(price of one card per hour, its source). Raises ServebookError if there is no price."""
+    """(price of one card per hour, its source). Raises ServebookError if there is not a price."""
     if given is not None:
         return given, "given"
     known = list_prices().get(gpu.name)

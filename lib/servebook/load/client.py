@@ -31,7 +31,7 @@ __all__ = ["NO_TOKEN", "NO_USAGE", "Client", "CountBy", "Reply", "endpoint_url",
 CountBy = Literal["usage", "events", "asked"]
 NO_USAGE = (
     "no usage in the stream that counts its tokens: they are unknown (count_tokens: events counts events, asked takes "
-    "the length asked for; servebook measure: --count-tokens)"
+    "the requested length; servebook measure: --count-tokens)"
 )
 NO_TOKEN = "answered with no token"
 _SOON = aiohttp.ClientTimeout(total=10, sock_connect=5)
@@ -265,7 +265,7 @@ class Client:
         """The number of tokens of an answer without usage, counted as the user chose."""
         stream, reply.counted = reply.stream, self.count_by
         if self.count_by == "asked" and stream.stopped:
-            reply.error = "ended by itself, so its length is not the one asked for (and there is no usage)"
+            reply.error = "ended by itself, so its length is not the requested one (and there is no usage)"
             return
         stream.take_count(stream.events if self.count_by == "events" else reply.output_tokens_asked)
 

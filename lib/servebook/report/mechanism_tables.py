@@ -178,7 +178,7 @@ def _chunked(longest: pd.DataFrame, facts: Mapping[str, Any]) -> MechanismRow | 
         )
     return (
         "Chunked prefill",
-        f"A step has a budget of {budget:,} tokens. A longer prompt is computed in chunks beside the decodes, so it "
+        f"A step has a budget of {budget:,} tokens. A longer prompt is computed in chunks next to the decodes, so it "
         "never stops them for longer than one chunk.",
         f"{text}.",
         link("Sarathi-Serve"),

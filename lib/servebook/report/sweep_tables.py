@@ -60,7 +60,9 @@ def _reasons(rows: Sequence[Any]) -> str:
     return f'<details class="sb-why"><summary>{title}</summary><ul>{"".join(items)}</ul></details>'
 
 
-def facts_table(facts: Mapping[str, Mapping[str, Any]], caption: str = "What each engine said of itself") -> Html:
+def facts_table(
+    facts: Mapping[str, Mapping[str, Any]], caption: str = "Settings and limits that each engine reported"
+) -> Html:
     """Engines side by side, one row per fact; facts that an engine did not report are marked."""
     hidden = {"pid", "url", "name", "port", "log"}
     keys = [k for k in dict.fromkeys(k for f in facts.values() for k in f) if k not in hidden]

@@ -112,7 +112,7 @@ def misses_prose(scores: pd.DataFrame, n: int = 5) -> Html:
     """What the prediction got wrong, written from the largest misses: one entry an engine and sweep, its worst metric
     first, each with its regime."""
     if scores.empty:
-        return Html("<p>Nothing was both predicted and measured, so nothing can be said to be wrong.</p>")
+        return Html("<p>No point was both predicted and measured.</p>")
     worst = score.largest_misses(scores, len(scores))
     worst = worst[worst["verdict"] != "hit"]
     if worst.empty:

@@ -153,7 +153,7 @@ class Book(WorkingRun):
                 raise
             # on a busy host the C = 1 points may be unusable: lose the calibration, not the run
             prediction = predict.predict_run(self.params, self.shape, self.gpu, **asked)
-            note = f"Its C = 1 points could not be used, so the datasheet's constants stand: {error}"
+            note = f"Its C = 1 points could not be used, so the datasheet's constants are kept: {error}"
             prediction["constants"][engine]["notes"].insert(0, note)
             self.tell(f"{engine}: {note}", True)
         else:
@@ -182,7 +182,7 @@ def _dropped(learned: Sequence[MeasuredPoint]) -> str | None:
     invalid = [p for p in learned if p.verdict == "invalid"]
     if not invalid:
         return None
-    whole = "so the datasheet's constants stand" if len(invalid) == len(learned) else "the others are"
+    whole = "so the datasheet's constants are kept" if len(invalid) == len(learned) else "the others are"
     why = "; ".join(dict.fromkeys(str(reason) for p in invalid for reason in p.reasons))
     return f"{len(invalid)} of {len(learned)} C = 1 points are invalid and not learned from, {whole}: {why}"
 

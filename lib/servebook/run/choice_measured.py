@@ -177,12 +177,12 @@ def _verdict(
         return f"the choice itself was not measured: {choice.chosen.set_up.name}"
     if stands:
         name_of = own[0].candidate.set_up.name
-        return f"the choice stands: {name_of} meets the level, and nothing cheaper that was measured does"
+        return f"the choice is confirmed: {name_of} meets the level, and nothing cheaper that was measured does"
     if not meeting:
-        return "the choice does not stand: nothing that was measured meets the level"
+        return "the choice is not confirmed: nothing that was measured meets the level"
     best = min(meeting, key=lambda m: m.candidate.cost_per_hour).candidate
     cost = f"{best.cost_per_hour:.2f} {choice.currency}/h"
-    return f"the choice does not stand: {best.set_up.name} meets the level for {cost}"
+    return f"the choice is not confirmed: {best.set_up.name} meets the level for {cost}"
 
 
 def _row(choice: Choice, m: MeasuredChoice) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def _parsed(option: str) -> tuple[str, float | None]:
     except ValueError:
         cost = math.nan
     if not name or (cost is not None and not 0 < cost < math.inf):
-        fault = f"{price!r} is no price" if name else "names no GPU"
+        fault = f"{price!r} is not a price" if name else "names no GPU"
         raise ServebookError(fault, f"--gpu {option}", "Write NAME=PRICE per hour, as in H200=3.50")
     return name, cost
 

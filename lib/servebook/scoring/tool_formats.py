@@ -204,7 +204,7 @@ def aiperf(d: Mapping[str, Any], records: Mapping[str, Any], where: str, request
     kind, concurrency, rate = str(load.get("type")), whole(load.get("concurrency")), number(load.get("rate"))
     changing = [k for k in ("rate_series", "rate_ramp") if load.get(k)]
     if not (concurrency or rate or changing or kind == "fixed_schedule"):
-        raise ServebookError("aiperf tells neither concurrency nor a rate", where, "Keep input_config in the file")
+        raise ServebookError("no concurrency and no rate in the aiperf file", where, "Keep input_config in the file")
     result = ToolResult(
         "aiperf", n, [(lengths[0], lengths[1])],
         {

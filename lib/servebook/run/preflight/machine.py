@@ -58,7 +58,7 @@ class Machine:
         if not os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip().startswith((*"0123456789", "GPU-", "MIG-")):
             return None  # hidden on purpose
         _, said = self.output("nvidia-smi")
-        return next((line.strip() for line in said.splitlines() if line.strip()), "nvidia-smi says nothing")
+        return next((line.strip() for line in said.splitlines() if line.strip()), "nvidia-smi prints nothing")
 
     @cached_property
     def torch_cuda(self) -> tuple[int, int] | None:
