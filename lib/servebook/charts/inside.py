@@ -1,5 +1,4 @@
-"""Figures of a single point: the distribution of TTFT and TPOT over requests, and the server's own metrics over
-time."""
+"""Figures of a single point: TTFT and TPOT over requests, and the server's own metrics over time."""
 
 from __future__ import annotations
 
