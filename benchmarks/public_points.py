@@ -222,6 +222,8 @@ def facts_of(row: Row) -> dict[str, Any]:
         facts["kv_cache_tokens"] = pool
     if _true(c.get("eager")):
         facts["cuda_graphs"] = False
+    if c.get("sampling"):
+        facts["sampling"] = c["sampling"]
     if c.get("vllm"):
         facts["version"] = c["vllm"]
     if c.get("async_scheduling"):

@@ -198,6 +198,8 @@ def forecaster(
     known = dict(facts or {})
     if isinstance(engine, BatchingEngine) and engine.enforce_eager:
         known.setdefault("cuda_graphs", False)
+    if params.load.temperature > 0 and (params.load.top_p or 1.0) < 1:
+        known.setdefault("sampling", "top-p")
     s = server(name, engine, shape, gpu, known)
     kind = "naive" if isinstance(engine, NaiveEngine) else "vllm"
 

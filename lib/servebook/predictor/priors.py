@@ -36,7 +36,8 @@ def vllm_priors(
     shape: ModelShape, gpu: Gpu, facts: Mapping[str, object] | None = None, layout: Layout = ALONE
 ) -> dict[str, Prior]:
     """Priors of vLLM's constants. They depend on the GPU's generation, power cap and links, the attention backend, the
-    model's quantization, layers and parallelism, and vLLM's version."""
+    model's quantization, layers and parallelism, vLLM's version, and how tokens are sampled (facts "sampling": "top-p",
+    or not known)."""
     link_why = "fraction of the link's rate that large all-reduces reach (see parallel)"
     links = (
         {"link_share": Prior(layout.link_share(gpu), 0.08 if gpu.nvlink_gb_per_s else 0.10, 0.01, 1.0, link_why)}
@@ -90,7 +91,7 @@ def vllm_priors(
         "host_slowness": Prior(1.0, 0.15, 0.4, 4.0, SLOWNESS),
         "capped_loss": Prior(*((0.075, 0.02) if gpu.generation == "hopper" else (0.0, 0.01)), 0.0, 0.3, cap),
         "decode_capped_loss": Prior(*decode_cap, 0.0, 0.4, decode_why),
-        "host_per_sequence_s": _sampling(shape, gpu, stream[0]),
+        "host_per_sequence_s": _sampling(shape, gpu, stream[0], _sorts(facts)),
         **_frontend_priors(facts),
         **expert_priors(shape, layout),
         **links,
@@ -116,12 +117,29 @@ SUSTAINED_TFLOPS_PER_W = {"ada": 0.71, "hopper": 1.17, "ampere": 0.69}
 SAMPLING_BYTES = 12, 48
 SEQUENCE_S = 0.5e-6  # of a sequence, independent of the vocabulary
 
+# top-p before vLLM 0.16 sorts the whole vocabulary of every sequence with PyTorch (apply_top_k_top_p: sort, softmax,
+# cumulative sum, scatter; later versions have kernels of their own, vllm-project/vllm#33538 and #40376). On an H200
+# (PyTorch 2.11, 32,768 to 151,936 entries, 1 to 256 sequences) it takes longer than random sampling alone by 0.1 ms and
+# 2 ns an entry a step, which is the scan of one row, and by 92 ps an entry and sequence: 0.62, 1.32, 2.88 and 4.18 ms
+# for 16, 64, 128 and 256 sequences of 151,936. At an H200's rate that is 400 bytes an entry. Not learned from a table:
+# Qwen3-32B on H100s with vLLM 0.12 and top-p takes 2.8, 2.8 and 2.6 ms longer at tensor parallel 2, 4 and 8 for 128
+# clients instead of 16 than without this term; the term gives 2.3
+SORT_BYTES = 400
+SORT_STEP_S, SORT_ENTRY_S = 1e-4, 2e-9
 
-def _sampling(shape: ModelShape, gpu: Gpu, bandwidth_share: float) -> Prior:
+
+def _sorts(facts: Mapping[str, object]) -> bool:
+    return facts.get("sampling") == "top-p" and _before(facts.get("version"), (0, 16))
+
+
+def _sampling(shape: ModelShape, gpu: Gpu, bandwidth_share: float, sorts: bool = False) -> Prior:
     """Seconds per sequence and step for sampling, which every rank does over the whole vocabulary. Measured beyond the
-    KV reads: at most 4 µs on an H200 (the prior is 1.6), about 35 on an L4 with 152,000 entries (the prior is 19)."""
-    low, high = (SEQUENCE_S + b * shape.vocab / (gpu.bytes_per_s * bandwidth_share) for b in SAMPLING_BYTES)
-    return Prior((low + high) / 2, (high - low) / 2, 0.0, 1e-4, "sampling the next token of a running request", "s")
+    KV reads: at most 4 µs on an H200 (the prior is 1.6), about 35 on an L4 with 152,000 entries (the prior is 19).
+    sorts: top-p by sorting."""
+    moved = (SAMPLING_BYTES[1], SAMPLING_BYTES[1] + 2 * SORT_BYTES) if sorts else SAMPLING_BYTES
+    low, high = (SEQUENCE_S + b * shape.vocab / (gpu.bytes_per_s * bandwidth_share) for b in moved)
+    mean, sd = (low + high) / 2, (high - low) / (6 if sorts else 2)
+    return Prior(mean, sd, 0.0, max(1e-4, 2 * mean), "sampling the next token of a running request", "s")
 
 
 def _sustained(gpu: Gpu) -> float:
@@ -153,6 +171,7 @@ def _host_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object], layou
     eager_mode = facts.get("cuda_graphs", True) is False
     layer_s = kernels * (LAYER_S.get(gpu.generation, 50e-6) + eager_mode * EAGER_GAPS_S)
     host = BEYOND_LAYERS_S + shape.layers * layer_s
+    sort = SORT_STEP_S + SORT_ENTRY_S * shape.vocab if _sorts(facts) else 0.0
     # in a compiled step, quantization is fused with the norm or activation before it; an all-reduce is one more launch
     launches = (11 + eight_bit + (layout.tensor > 1) + more_kernels(shape)) / 11
     alone = 0.00056 if eager_mode else 0.00068
@@ -164,7 +183,7 @@ def _host_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object], layou
     running = "scheduling, inputs and outputs per running request in the engine's process"
     engine_sequence = (22e-6, 8e-6) if old else (18e-6, 6e-6)
     return {
-        "host_s": Prior(host, 0.3 * host, 0.0, 5 * host, "sampling; starts and ends of a layer's kernels", "s"),
+        "host_s": Prior(host + sort, 0.3 * host, 0.0, 5 * host, "sampling; starts and ends of a layer's kernels", "s"),
         "layer_launch_s": Prior(alone * launches, 0.00018, 5e-5, 0.005, eager, "s"),
         "piecewise_share": Prior(0.37, 0.12, 0.1, 1.0, piecewise),
         "prepare_s": Prior(0.0019, 0.0007, 2e-4, 0.02, prepare, "s"),
