@@ -155,7 +155,9 @@ def _sustained(gpu: Gpu) -> float:
 # 36 layers on H200s: 1.37, 1.42 (8 bits), 1.28 and 1.47 ms. Ada and Ampere: chosen with C = 1 on an L4 (0.5B, 24
 # layers), an A100 (7B, 28) and an A100-40 (8B, 32), and low loads on an RTX 4090 and an L40S in view; each of them
 # gives 30 to 55 µs
-LAYER_S = {"hopper": 35e-6, "blackwell": 30e-6, "ada": 40e-6, "blackwell_rtx": 40e-6}
+LAYER_S = {"hopper": 35e-6, "blackwell": 30e-6, "ada": 40e-6, "ampere": 50e-6}
+# RTX Blackwell and what is not known, older cards among them: chosen with a replayed trace on an RTX PRO 6000 in view
+OTHER_LAYER_S = 75e-6
 BEYOND_LAYERS_S = 0.0003
 # without CUDA graphs the gaps between a layer's eleven kernels are about 1.2 µs longer
 EAGER_GAPS_S = 13e-6
@@ -169,7 +171,7 @@ def _host_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object], layou
     # tensor parallel: two all-reduces
     kernels = (11 + 2 * eight_bit + 2 * (layout.tensor > 1) + more_kernels(shape)) / 11
     eager_mode = facts.get("cuda_graphs", True) is False
-    layer_s = kernels * (LAYER_S.get(gpu.generation, 50e-6) + eager_mode * EAGER_GAPS_S)
+    layer_s = kernels * (LAYER_S.get(gpu.generation, OTHER_LAYER_S) + eager_mode * EAGER_GAPS_S)
     host = BEYOND_LAYERS_S + shape.layers * layer_s
     sort = SORT_STEP_S + SORT_ENTRY_S * shape.vocab if _sorts(facts) else 0.0
     # in a compiled step, quantization is fused with the norm or activation before it; an all-reduce is one more launch
