@@ -82,10 +82,9 @@ def test_every_point_of_both_engines_is_measured(finished):
 def test_the_batching_engine_runs_requests_together_and_the_naive_one_does_not(finished):
     run, _ = finished
     at = {(p["engine"], p["concurrency"]): p for p in points_of(run) if p["sweep"] == "short_prompts"}
-    # wall-clock decode rate × TPOT: how many requests were decoding at once
-    decoding = {e: at[e, 4]["decode_wall_tok_per_s"] * at[e, 4]["tpot_mean_s"] for e in ("hf", "vllm")}
-    assert decoding["hf"] < 1.1
-    assert decoding["vllm"] > 1.5
+    # counted, not timed: on a busy machine tokens may arrive together, and then there is no TPOT
+    assert (at["hf", 4].get("server_running_mean") or 0) <= 1 and "running_mean" not in at["hf", 4]
+    assert at["vllm", 4]["running_mean"] > 1
 
 
 def test_predictions_were_frozen_before_what_they_predict(finished):
