@@ -61,7 +61,7 @@ def test_tokens_of_an_event_without_running_usage_are_counted_by_ids_or_reported
     agrees(counted, tmp_path, later_tokens=12)
     assert counted.first_event_unknown == 0
     assumed = measure(Behaviour(tokens_per_event=4, itl_s=0.01, running_usage=False))
-    assert assumed.first_event_unknown == 8 and any("one assumed" in r for r in map(str, assumed.reasons))
+    assert assumed.first_event_unknown == 8 and any("one is assumed" in r for r in map(str, assumed.reasons))
 
 
 def test_a_first_event_of_several_tokens_is_taken_out_of_the_tpot(tmp_path: Path) -> None:
