@@ -126,16 +126,8 @@ def guidellm(o: argparse.Namespace, c: int, n: int, out: Path) -> Command:
 
 def aiperf(o: argparse.Namespace, c: int, n: int, out: Path) -> Command:
     command = [o.aiperf, "profile", "--model", "mock", "--url", f"http://127.0.0.1:{o.port}", "--endpoint-type"]
-    command += [
-        "completions",
-        "--streaming",
-        "--tokenizer",
-        str(o.tokenizer),
-        "--isl",
-        str(PROMPT),
-        "--isl-stddev",
-        "0",
-    ]
+    command += ["completions", "--streaming", "--tokenizer", str(o.tokenizer)]
+    command += ["--isl", str(PROMPT), "--isl-stddev", "0"]
     command += ["--osl", str(OUTPUT), "--osl-stddev", "0", "--extra-inputs", "ignore_eos:true", "--ui-type", "none"]
     command += ["--use-server-token-count", "--concurrency", str(c), "--request-count", str(n)]
     command += ["--artifact-dir", str(out), "--no-gpu-telemetry", "--no-server-metrics"]
@@ -151,81 +143,100 @@ def aiperf(o: argparse.Namespace, c: int, n: int, out: Path) -> Command:
 CLIENTS = {"servebook": servebook, "vllm": vllm, "guidellm": guidellm, "aiperf": aiperf}
 
 
-def run(o: argparse.Namespace, name: str, c: int, n: int, scratch: Path) -> dict[str, Any]:
-    """One client once; its own report beside the server's truth."""
-    out = scratch / f"{name}-{c}-{time.monotonic_ns()}"
-    out.mkdir()
-    command, read = CLIENTS[name](o, c, n, out)
-    get(o.port, "/truth?reset=1")
-    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if name in ("vllm", "guidellm") else {}
-    environment = {
-        **os.environ,
-        **offline,
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "TOKENIZERS_PARALLELISM": "0",
-    }
-    samples: list[tuple[float, float]] = [(time.monotonic(), 0.0)]
-    peak, stop = [0.0], threading.Event()
-    log = (out / "log").open("w")
-    child = psutil.Popen(
-        ["taskset", "-c", str(o.client_core), *command], env=environment, cwd=out, stdout=log, stderr=subprocess.STDOUT
-    )
-    begun = samples[0][0]
-    machine: list[tuple[float, float]] = []  # busy seconds of all cores less the server's
-    serving: list[tuple[float, float]] = []
+class Watch(threading.Thread):
+    """CPU seconds of the client, of the server and of everything else on the machine, every 0.1 s until `end`."""
 
-    def watch() -> None:
-        while not stop.wait(0.1):
+    def __init__(self, client: psutil.Process, server: psutil.Process):
+        super().__init__()
+        self.client, self.server = client, server
+        self.begun_s = time.monotonic()
+        self.of_client: list[tuple[float, float]] = [(self.begun_s, 0.0)]
+        self.of_server: list[tuple[float, float]] = []
+        self.of_machine: list[tuple[float, float]] = []  # busy seconds of all cores less the server's
+        self.peak_bytes = 0.0
+        self._stop_watching = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        while not self._stop_watching.wait(0.1):
             cpu = memory = 0.0
-            for p in _tree(child):
+            for p in _tree(self.client):
                 try:
                     times = p.cpu_times()
                     cpu, memory = cpu + times.user + times.system, memory + p.memory_info().rss
                 except psutil.Error:
                     continue
             if memory:
-                busy, served = psutil.cpu_times(), o.server.cpu_times()
+                busy, served = psutil.cpu_times(), self.server.cpu_times()
                 total = sum(busy) - busy.idle - busy.iowait - busy.guest - busy.guest_nice
-                machine.append((time.monotonic(), total - served.user - served.system))
-                serving.append((time.monotonic(), served.user + served.system))
-                samples.append((time.monotonic(), cpu))
-                peak[0] = max(peak[0], memory)
+                self.of_machine.append((time.monotonic(), total - served.user - served.system))
+                self.of_server.append((time.monotonic(), served.user + served.system))
+                self.of_client.append((time.monotonic(), cpu))
+                self.peak_bytes = max(self.peak_bytes, memory)
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    code = child.wait(timeout=600)
+    def end(self) -> None:
+        self._stop_watching.set()
+        self.join()
+
+
+def run(o: argparse.Namespace, name: str, c: int, n: int, scratch: Path) -> dict[str, Any]:
+    """One client once; what it reports beside what the server saw."""
+    out = scratch / f"{name}-{c}-{time.monotonic_ns()}"
+    out.mkdir()
+    command, read = CLIENTS[name](o, c, n, out)
+    get(o.port, "/truth?reset=1")
+    quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "0"}
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if name in ("vllm", "guidellm") else {}
+    with (out / "log").open("w") as log:
+        child = psutil.Popen(
+            ["taskset", "-c", str(o.client_core), *command],
+            env={**os.environ, **quiet, **offline}, cwd=out, stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        watch = Watch(child, o.server)
+        code = child.wait(timeout=600)
     exited = time.monotonic()
-    stop.set()
-    watcher.join()
+    watch.end()
     truth = get(o.port, "/truth")
     if code not in (0, 1) or not truth["arrived_s"]:
         return {"client": name, "c": c, "failed": (out / "log").read_text()[-400:]}
-    first, last = truth["arrived_s"][0], truth["ended_s"][-1]
-    # occupancy of the steady part: neither the starting ramp nor the end, when requests run out
-    begin, end = first + 0.2 * (last - first), first + 0.8 * (last - first)
-    changes = [(t, 1) for t in truth["arrived_s"]] + [(t, -1) for t in truth["left_s"]]
-    full = sum(k * (end - max(t, begin)) for t, k in changes if t < end) / (end - begin) / c
-    used = _cpu_at(samples, last) - _cpu_at(samples, first)
-    others = _cpu_at(machine, last) - _cpu_at(machine, first) - used
     return {
         "client": name,
         "c": c,
-        "requests": truth["requests"],
-        "true_tok_s": truth["tokens"] / (last - first),
-        "others": max(0.0, others / (last - first) / (os.cpu_count() or 1)),
-        "server_cpu_s_per_1k": 1e3 * (_cpu_at(serving, last) - _cpu_at(serving, first)) / truth["tokens"],
-        "load_1m": os.getloadavg()[0],
-        "cpu_s_per_1k": 1e3 * used / truth["tokens"],
-        "first_request_s": first - begun,
-        "exit_s": exited - last,
-        "peak_mb": peak[0] / 1e6,
-        "occupancy": full,
+        **_costs(watch, truth, exited),
+        "occupancy": _occupancy(truth, c),
         "max_live": truth["max_live"],
         "true_ttft_p50": 1e3 * float(np.median(truth["ttft_s"])),
         "true_tpot_p99": 1e3 * float(np.percentile(truth["tpot_s"], 99)),
-        **{f"said_{k}": v for k, v in read().items()},
+        **{f"reported_{k}": v for k, v in read().items()},
     }
+
+
+def _costs(watch: Watch, truth: dict[str, Any], exited_s: float) -> dict[str, float]:
+    """CPU, memory and idle time of a client that ran, between its first request and its last token."""
+    first, last = truth["arrived_s"][0], truth["ended_s"][-1]
+    used, served, all_but_server = (
+        _cpu_at(samples, last) - _cpu_at(samples, first)
+        for samples in (watch.of_client, watch.of_server, watch.of_machine)
+    )
+    return {
+        "requests": truth["requests"],
+        "true_tok_s": truth["tokens"] / (last - first),
+        "others": max(0.0, (all_but_server - used) / (last - first) / (os.cpu_count() or 1)),
+        "server_cpu_s_per_1k": 1e3 * served / truth["tokens"],
+        "load_1m": os.getloadavg()[0],
+        "cpu_s_per_1k": 1e3 * used / truth["tokens"],
+        "first_request_s": first - watch.begun_s,
+        "exit_s": exited_s - last,
+        "peak_mb": watch.peak_bytes / 1e6,
+    }
+
+
+def _occupancy(truth: dict[str, Any], c: int) -> float:
+    """Requests in flight over C in the steady part: neither the starting ramp nor the end, when requests run out."""
+    first, last = truth["arrived_s"][0], truth["ended_s"][-1]
+    begin, end = first + 0.2 * (last - first), first + 0.8 * (last - first)
+    changes = [(t, 1) for t in truth["arrived_s"]] + [(t, -1) for t in truth["left_s"]]
+    return sum(k * (end - max(t, begin)) for t, k in changes if t < end) / (end - begin) / c
 
 
 def _tree(child: psutil.Process) -> list[psutil.Process]:
@@ -270,9 +281,9 @@ def show(r: dict[str, Any]) -> None:
         return
     print(
         f"{r['client']:>10} {r['c']:>5} {r['cpu_s_per_1k']:>9.4f} {r['first_request_s']:>8.2f} {r['exit_s']:>6.2f}"
-        f" {r['peak_mb']:>8.0f} {r['said_ttft_p50']:>9.1f} / {r['true_ttft_p50']:<7.1f}"
-        f" {r['said_tpot_p99']:>7.2f} / {r['true_tpot_p99']:<7.2f} {100 * r['occupancy']:>6.1f} {r['max_live']:>5}"
-        f" {r['said_tok_s']:>9.0f} {r['true_tok_s']:>9.0f} {100 * r['others']:>7.1f} {r['load_1m']:>5.1f}"
+        f" {r['peak_mb']:>8.0f} {r['reported_ttft_p50']:>9.1f} / {r['true_ttft_p50']:<7.1f}"
+        f" {r['reported_tpot_p99']:>7.2f} / {r['true_tpot_p99']:<7.2f} {100 * r['occupancy']:>6.1f} {r['max_live']:>5}"
+        f" {r['reported_tok_s']:>9.0f} {r['true_tok_s']:>9.0f} {100 * r['others']:>7.1f} {r['load_1m']:>5.1f}"
         f" {r['server_cpu_s_per_1k']:>9.4f}",
         flush=True,
     )
@@ -344,7 +355,7 @@ def main() -> None:
             o.tokenizer = tokenizer(Path(scratch) / "tokenizer") if names != ["servebook"] else None
             print(f"{'client':>10} {'C':>5} {'CPU s/1k':>9} {'first s':>8} {'exit s':>6} {'peak MB':>8}", end="")
             print(
-                f" {'TTFT p50 said / true':>19} {'TPOT p99 said / true':>19} {'occ. %':>6} {'live':>5} {'tok/s':>9}",
+                f" {'TTFT p50 / true':>19} {'TPOT p99 / true':>19} {'occ. %':>6} {'live':>5} {'tok/s':>9}",
                 end="",
             )
             print(f" {'tok/s':>9} {'true':>9} {'others%':>7} {'load':>5} {'server/1k':>9}")

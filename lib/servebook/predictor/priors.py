@@ -38,33 +38,36 @@ def vllm_priors(
     """Priors of vLLM's constants. They depend on the GPU's generation, power cap and links, the attention backend, the
     model's quantization, layers and parallelism, vLLM's version, and how tokens are sampled (facts "sampling": "top-p",
     or not known)."""
-    link_why = "fraction of the link's rate that large all-reduces reach (see parallel)"
-    links = (
-        {"link_share": Prior(layout.link_share(gpu), 0.08 if gpu.nvlink_gb_per_s else 0.10, 0.01, 1.0, link_why)}
-        if layout.gpus > layout.data
-        else {}
-    )
-    if gpu.is_cpu:
-        return _cpu_vllm_priors(shape) | links | expert_priors(shape, layout)
     facts = facts or {}
-    backend = str(facts.get("attention_backend") or gpu.attention_backend).upper()
-    tiled = (
-        "FLASH_ATTN" in backend
-        and "3" not in backend
-        and gpu.generation not in ("hopper", "blackwell", "blackwell_rtx")
-    )
-    tile = f"FlashAttention-2 uses a 64-row tile per decode token, less efficiently than for a prompt; {BOTH_TABLES}"
-    packed = "FlashAttention-3, FlashInfer and Triton pack the query heads of a group also in mixed steps"
+    if gpu.is_cpu:
+        return _cpu_vllm_priors(shape) | _link_priors(gpu, layout) | expert_priors(shape, layout)
+    kernels = _kernel_priors(shape, gpu, str(facts.get("attention_backend") or gpu.attention_backend).upper())
+    return {
+        **kernels,
+        **_host_priors(shape, gpu, facts, layout),
+        "host_slowness": Prior(1.0, 0.15, 0.4, 4.0, SLOWNESS),
+        **_power_priors(gpu),
+        "host_per_sequence_s": _sampling(shape, gpu, kernels["bandwidth_share"].value, _sorts(facts)),
+        **_frontend_priors(facts),
+        **expert_priors(shape, layout),
+        **_link_priors(gpu, layout),
+    }
+
+
+def _link_priors(gpu: Gpu, layout: Layout) -> dict[str, Prior]:
+    """Prior of the communication between GPUs; {} where they do not communicate."""
+    if layout.gpus <= layout.data:
+        return {}
+    why = "fraction of the link's rate that large all-reduces reach (see parallel)"
+    return {"link_share": Prior(layout.link_share(gpu), 0.08 if gpu.nvlink_gb_per_s else 0.10, 0.01, 1.0, why)}
+
+
+def _kernel_priors(shape: ModelShape, gpu: Gpu, backend: str) -> dict[str, Prior]:
+    """Priors of the kernels on a GPU: memory bandwidth, GEMMs, attention. backend: vLLM's attention backend."""
     eight_bit = shape.activation_quantization_bytes > 0
     gemm = "large GEMMs under a power cap reach 55–85 % of dense peak"
     if eight_bit:
         gemm = "8-bit GEMMs with one scale per token; on aiconfigurator's H200, 2,048 tokens take 25 ms instead of 40"
-    cap = "continuous prefill runs at 1,520 MHz, a single one at 1,800: 7 to 8 % slower on the H200 at C = 16 to 128"
-    decode_cap = (0.08, 0.03) if gpu.generation == "hopper" else (0.0, 0.02)
-    decode_why = (
-        "large decode batches reach the power cap: with 128 or more sequences of an 8B model, an H200 at 690 of 700 W"
-        " runs at 1,600 MHz and steps are 8 to 11 % longer; with 200 sequences of a 7B model, 6 %"
-    )
     kv_reads = "fraction of the datasheet's bandwidth at which decode attention reads KV (aiconfigurator's tables)"
     kv = {"hopper": (HOPPER_KV_SHARE, 0.03), "blackwell": (0.87, 0.04)}.get(gpu.generation, (0.79, 0.05))
     stream, matmul, exposed, attention = (0.84, 0.035), (0.70, 0.10), (0.30, 0.10), (0.45, 0.10)
@@ -86,15 +89,36 @@ def vllm_priors(
         "matmul_share": Prior(*matmul, 0.25, 0.95, gemm),
         "overlap_loss": Prior(*exposed, 0.0, 1.0, f"part of the shorter of reads and GEMMs not hidden; {BOTH_TABLES}"),
         "attention_share": Prior(*attention, 0.1, 0.8, "FlashAttention's causal prefill reaches 40–60 % of dense peak"),
-        "mixed_rows": Prior(90, 10, 16, 128, tile) if tiled else Prior(1.2, 0.4, 1, 8, packed),
-        **_host_priors(shape, gpu, facts, layout),
-        "host_slowness": Prior(1.0, 0.15, 0.4, 4.0, SLOWNESS),
-        "capped_loss": Prior(*((0.075, 0.02) if gpu.generation == "hopper" else (0.0, 0.01)), 0.0, 0.3, cap),
-        "decode_capped_loss": Prior(*decode_cap, 0.0, 0.4, decode_why),
-        "host_per_sequence_s": _sampling(shape, gpu, stream[0], _sorts(facts)),
-        **_frontend_priors(facts),
-        **expert_priors(shape, layout),
-        **links,
+        "mixed_rows": _mixed_rows(gpu, backend),
+    }
+
+
+def _mixed_rows(gpu: Gpu, backend: str) -> Prior:
+    """Attention time of a decode token in a step that also has prompt tokens, in rows of a prompt."""
+    tiled = (
+        "FLASH_ATTN" in backend
+        and "3" not in backend
+        and gpu.generation not in ("hopper", "blackwell", "blackwell_rtx")
+    )
+    if tiled:
+        tile = "FlashAttention-2 uses a 64-row tile per decode token, less efficiently than for a prompt"
+        return Prior(90, 10, 16, 128, f"{tile}; {BOTH_TABLES}")
+    packed = "FlashAttention-3, FlashInfer and Triton pack the query heads of a group also in mixed steps"
+    return Prior(1.2, 0.4, 1, 8, packed)
+
+
+def _power_priors(gpu: Gpu) -> dict[str, Prior]:
+    """Priors of the slowdown at the board's power cap."""
+    prefill, decode = ((0.075, 0.02), (0.08, 0.03)) if gpu.generation == "hopper" else ((0.0, 0.01), (0.0, 0.02))
+    prefill_why = "continuous prefill runs at 1,520 MHz, a single one at 1,800: 7 to 8 % slower on the H200"
+    prefill_why += " at C = 16 to 128"
+    decode_why = (
+        "large decode batches reach the power cap: with 128 or more sequences of an 8B model, an H200 at 690 of 700 W"
+        " runs at 1,600 MHz and steps are 8 to 11 % longer; with 200 sequences of a 7B model, 6 %"
+    )
+    return {
+        "capped_loss": Prior(*prefill, 0.0, 0.3, prefill_why),
+        "decode_capped_loss": Prior(*decode, 0.0, 0.4, decode_why),
     }
 
 

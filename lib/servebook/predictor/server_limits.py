@@ -88,18 +88,11 @@ def server(
 
     Raises ServebookError for a model that cannot be split over the number of GPUs.
     """
-    known = {k: v for k, v in (facts or {}).items() if v is not None}
     if isinstance(engine, NaiveEngine):
-        free = int(gpu.memory_bytes * 0.95 - shape.weight_bytes - NAIVE_NON_TORCH_GIB * GIB)
-        each = max(3 * shape.kv_bytes_per_token, 1)  # old buffer, new buffer, copies of a growing cache
-        tokens = max(0, free // each)
-        problem = _too_big(shape, gpu, ALONE) if free <= 0 else None
-        return PredictedServer(
-            name, "naive", shape, gpu, SchedulerConfig(max_num_seqs=1), shape.max_context_tokens, ALONE, tokens,
-            "memory left after the weights", problem,
-        )  # fmt: skip
+        return _naive_server(name, shape, gpu)
     read = server_flags.with_flags(engine, shape, f"engines.{name}")
-    given, shape, known = read.engine, read.shape, {**read.facts, **known}
+    given, shape = read.engine, read.shape
+    known = {**read.facts, **{k: v for k, v in (facts or {}).items() if v is not None}}
     layout = Layout(
         given.tensor_parallel_size, given.pipeline_parallel_size, given.data_parallel_size, given.enable_expert_parallel
     )
@@ -107,13 +100,8 @@ def server(
     notes = [*shape.notes, *read.notes]
     if not isinstance(engine, VllmEngine):
         notes.append("predicted as if it were vLLM with these settings")
-    big = gpu.memory_gib >= BIG_GPU_GIB and "A100" not in gpu.name
-    default = (16384 if gpu.memory_gib >= HUGE_GPU_GIB else 8192, 1024) if big else (2048, 128 if gpu.is_cpu else 256)
     context = int(known.get("max_model_len") or given.max_model_len or shape.max_context_tokens)
-    budget, max_sequences = _step_limits(
-        known.get("max_num_batched_tokens") or given.max_num_batched_tokens,
-        known.get("max_num_seqs") or given.max_num_seqs, default, context,
-    )  # fmt: skip
+    budget, max_sequences = _step_limits(given, gpu, context, known)
     block = int(known.get("block_size") or (128 if gpu.is_cpu else 16))
     caching = bool(known.get("prefix_caching", given.prefix_caching))
     default_asynchronous = _asynchronous(known.get("version"), gpu)
@@ -135,13 +123,20 @@ def server(
         max_num_batched_tokens=budget, max_num_seqs=max(max_sequences // stages, 1), block_size=block,
         kv_blocks=max((tokens // block - 1) // stages, 1), async_scheduling=asynchronous, prefix_caching=caching,
     )  # fmt: skip
-    # vLLM's rule for cudagraph_capture_sizes (config/vllm.py, 0.26 to 0.32)
-    captured = min(2 * int(max_sequences), 1024 if gpu.generation == "blackwell" else 512, budget)
-    captured = min(known.get("captured_tokens", captured), budget)
-    if known.get("cuda_graphs", not given.enforce_eager) is False:
-        captured = 0
+    captured = _captured_tokens(given, gpu, budget, max_sequences, known)
     return PredictedServer(
         name, "vllm", shape, gpu, config, context, layout, tokens, source, problem, tuple(notes), captured, held
+    )  # fmt: skip
+
+
+def _naive_server(name: str, shape: ModelShape, gpu: Gpu) -> PredictedServer:
+    free = int(gpu.memory_bytes * 0.95 - shape.weight_bytes - NAIVE_NON_TORCH_GIB * GIB)
+    each = max(3 * shape.kv_bytes_per_token, 1)  # old buffer, new buffer, copies of a growing cache
+    tokens = max(0, free // each)
+    problem = _too_big(shape, gpu, ALONE) if free <= 0 else None
+    return PredictedServer(
+        name, "naive", shape, gpu, SchedulerConfig(max_num_seqs=1), shape.max_context_tokens, ALONE, tokens,
+        "memory left after the weights", problem,
     )  # fmt: skip
 
 
@@ -152,11 +147,24 @@ def _asynchronous(version: Any, gpu: Gpu) -> bool:
     return not gpu.is_cpu and not old
 
 
-def _step_limits(budget: int | None, sequences: int | None, default: tuple[int, int], context: int) -> tuple[int, int]:
+def _step_limits(given: BatchingEngine, gpu: Gpu, context: int, known: Mapping[str, Any]) -> tuple[int, int]:
     """(max_num_batched_tokens, max_num_seqs), with the defaults of vLLM 0.32's EngineArgs for those not given."""
+    big = gpu.memory_gib >= BIG_GPU_GIB and "A100" not in gpu.name
+    default = (16384 if gpu.memory_gib >= HUGE_GPU_GIB else 8192, 1024) if big else (2048, 128 if gpu.is_cpu else 256)
+    budget = known.get("max_num_batched_tokens") or given.max_num_batched_tokens
+    sequences = known.get("max_num_seqs") or given.max_num_seqs
     most = int(sequences or default[1])
     tokens = int(budget) if budget else min(default[0], most * context)
     return tokens, most if sequences else min(most, tokens)
+
+
+def _captured_tokens(given: BatchingEngine, gpu: Gpu, budget: int, max_sequences: int, known: Mapping[str, Any]) -> int:
+    """Tokens of the largest step with CUDA graphs; 0 in eager mode."""
+    if known.get("cuda_graphs", not given.enforce_eager) is False:
+        return 0
+    # vLLM's rule for cudagraph_capture_sizes (config/vllm.py, 0.26 to 0.32)
+    captured = min(2 * max_sequences, 1024 if gpu.generation == "blackwell" else 512, budget)
+    return min(int(known.get("captured_tokens", captured)), budget)
 
 
 def _too_big(shape: ModelShape, gpu: Gpu, layout: Layout) -> str:
