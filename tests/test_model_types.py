@@ -258,6 +258,24 @@ def test_what_is_not_known_is_refused_in_one_line(model_type: str) -> None:
     assert "\n" not in str(told.value)
 
 
+def test_no_weight_depends_on_a_rope_parameter_that_is_missing() -> None:
+    s = shape(
+        model_type="minicpm3", hidden_size=2560, intermediate_size=6400, num_hidden_layers=62, num_attention_heads=40,
+        num_key_value_heads=40, q_lora_rank=768, kv_lora_rank=256, qk_nope_head_dim=64, qk_rope_head_dim=32,
+        vocab_size=73_448, max_position_embeddings=32_768,
+        rope_scaling={"type": "longrope", "long_factor": [1.0] * 16, "short_factor": [1.0] * 16,
+                      "original_max_position_embeddings": 32_768},
+    )  # fmt: skip
+    assert s.parameters == pytest.approx(4.07e9, rel=0.001)
+    # vLLM's MiniCPM3Attention caches keys of 96 and values padded to 96 for all 40 heads, not the latent vector
+    assert s.kv_bytes_per_token == 62 * 40 * 2 * 96 * 2
+
+
+def test_what_its_own_code_refuses_is_not_asked_of_pytorch() -> None:
+    with pytest.raises(ServebookError, match="transformers' code cannot build a hunyuan_v1_dense"):
+        shape(model_type="hunyuan_v1_dense", head_dim=None)
+
+
 def test_layer_types_for_another_number_of_layers_are_refused() -> None:
     with pytest.raises(NotReadable, match="layer_types"):
         configuration({"model_type": "zamba2", "num_hidden_layers": 81})

@@ -150,6 +150,8 @@ def test_torchao_says_it_module_by_module() -> None:
         ({"quant_method": "compressed-tensors", "format": "marlin-24",
           "config_groups": {"a": {"weights": weights(4, "group", 128)}}}, "marlin-24"),
         ({"quant_method": "exl3", "bits": 4.0}, "exl3"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:[": {}}}, "cannot be read .unterminated character set"),
+        ({"quant_method": "compressed-tensors", "ignore": ["re:("]}, "cannot be read .missing"),
     ],
 )  # fmt: skip
 def test_what_no_server_of_ours_loads_is_refused(given: dict[str, Any], said: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from .config_classes import configuration, find, home_of, mappings, module_of
 from .source_files import KNOWN, defined, home
-from .stand_ins import Module, NeedsLibrary, NotKnown, NotReadable
+from .stand_ins import Module, NeedsLibrary, NotKnown, NotReadable, failure
 
 
 class _AutoModel:
@@ -82,7 +82,7 @@ def model(given: dict[str, Any]) -> tuple[Any, Module]:
     except NotReadable:
         raise
     except Exception as e:
-        raise NotReadable(f"{type(e).__name__}: {e}") from e
+        raise failure(e) from e
 
 
 def whole(given: dict[str, Any], config: Any) -> Module | None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..common.errors import ServebookError
-from .module_names import Names, forms, matches, plain, tail_of
+from .module_names import Names, forms, plain, tail_of
 from .quantization import Chooser, Quantization, Scheme
 
 
@@ -52,7 +52,7 @@ def of(
         )
     try:
         return READERS[method](given or {}, element_bytes)
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
+    except (KeyError, TypeError, ValueError, AttributeError, re.error) as e:
         raise ServebookError(f"quantization_config of {method} cannot be read ({e})", where, "Correct it") from None
 
 
@@ -203,12 +203,12 @@ def _gptq(given: Mapping[str, Any], element_bytes: int) -> Quantization:
     modules that it matches; any other rule changes their bits and group size."""
     bits = int(given.get("bits") or 4)
     plain = Scheme(bits, _group(given), zeros=True, index=True)
-    rules = list((given.get("dynamic") or {}).items())
+    rules = [(re.compile(r[2:] if r[:2] in ("-:", "+:") else r), r, c) for r, c in (given.get("dynamic") or {}).items()]
     kept = _except(plain, given.get("modules_to_not_convert"), head=bool(given.get("lm_head")))
 
     def choose(name: str, role: str) -> Scheme | None:
-        for rule, change in rules:
-            if re.match(rule[2:] if rule[:2] in ("-:", "+:") else rule, name):
+        for expression, rule, change in rules:
+            if expression.match(name):
                 if rule.startswith("-:"):
                     return None
                 group = _group({**given, **change})
@@ -262,11 +262,11 @@ def _mxfp4(given: Mapping[str, Any], element_bytes: int) -> Quantization:
 
 def _quark(given: Mapping[str, Any], element_bytes: int) -> Quantization:
     whole = given.get("global_quant_config") or {}
-    by_layer = {plain(n): _quark_scheme(c) for n, c in (given.get("layer_quant_config") or {}).items()}
+    by_layer = [(Names([n]), _quark_scheme(c)) for n, c in (given.get("layer_quant_config") or {}).items()]
     rest = _except(_quark_scheme(whole), given.get("exclude"), head=True)
 
     def choose(name: str, role: str) -> Scheme | None:
-        named = next((s for n, s in by_layer.items() if any(matches(n, form) for form in forms(name))), None)
+        named = next((s for names, s in by_layer if names.has(name)), None)
         return named if named is not None else rest(name, role)
 
     outputs = (given.get("layer_quant_config") or {}).get("*k_proj", {}).get("output_tensors") or {}
@@ -318,14 +318,13 @@ def _torchao(given: Mapping[str, Any], element_bytes: int) -> Quantization:
     if not by_module:
         scheme = _torchao_scheme(default)
         return Quantization("torchao", _except(scheme, kept, head), None, scheme.bits if scheme else 16)
-    schemes = {n: _torchao_scheme(c) for n, c in by_module.items()}
-    rest = _except(schemes.pop("_default", None), kept, head)
+    schemes = [(Names([n]), _torchao_scheme(c)) for n, c in by_module.items() if n != "_default"]
+    rest = _except(_torchao_scheme(by_module.get("_default")), kept, head)
 
     def choose(name: str, role: str) -> Scheme | None:
-        named = next((n for n in schemes if any(matches(plain(n), form) for form in forms(name))), None)
-        return schemes[named] if named else rest(name, role)
+        return next((s for names, s in schemes if names.has(name)), rest(name, role))
 
-    found = [s for s in (*schemes.values(), rest("", "")) if s]
+    found = [s for s in (*(s for _, s in schemes), rest("", "")) if s]
     return Quantization("torchao", choose, None, min((s.bits for s in found), default=16))
 
 

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from .source_files import FINDERS, KNOWN, defined, home, source
-from .stand_ins import NotKnown, NotReadable, Unknown
+from .stand_ins import NotKnown, NotReadable, Unknown, failure
 
 # {layer type as older checkpoints name it: transformers' current name}
 LAYER_TYPES = {
@@ -99,7 +99,7 @@ class PreTrainedConfig:
         if (part := rest.get("partial_rotary_factor", getattr(self, "partial_rotary_factor", None))) is not None:
             found.setdefault("partial_rotary_factor", part)
         found.setdefault("rope_theta", rest.get("rope_theta", getattr(self, "rope_theta", self.default_theta)))
-        self.rope_parameters = found
+        self.rope_parameters = _Rope(found)
         return rest
 
     def standardize_rope_params(self) -> None:
@@ -124,6 +124,13 @@ class PreTrainedConfig:
     @classmethod
     def from_dict(cls, given: dict[str, Any], **_: Any) -> Any:
         return cls(**given)
+
+
+class _Rope(dict[str, Any]):
+    """RoPE's parameters. No weight depends on them, so a key that is missing is Unknown rather than an error."""
+
+    def __missing__(self, key: str) -> Any:
+        return Unknown(key)
 
 
 class _Layers:
@@ -264,4 +271,4 @@ def configuration(given: dict[str, Any]) -> Any:
     except NotReadable:
         raise
     except Exception as e:
-        raise NotReadable(f"{type(e).__name__}: {e}") from e
+        raise failure(e) from e

@@ -15,6 +15,8 @@ from typing import Any
 
 from .tree import Tree
 
+# models with latent vectors whose class in vLLM (0.26 to 0.32) caches the keys and values of all heads instead
+EXPANDED = ("minicpm3",)
 INDEXER_BYTES = 4 / 128  # the indexer's keys are fp8 with one fp32 scale per 128 elements
 
 
@@ -135,6 +137,8 @@ def _layer(
         return [state]
     latent = _ends(weights, "kv_a_proj_with_mqa.weight", "kv_a_proj.weight")
     if latent is not None and _number(text, "kv_lora_rank"):
+        if text.get("model_type") in EXPANDED:
+            return [*out, _expanded(text, kv_bytes)]
         often = sum(n.endswith(("kv_a_proj_with_mqa.weight", "kv_a_proj.weight")) for n in weights)
         return [*out, *_latent(weights, text, latent, kv_bytes) * often]
     if "compress" in kind or (text.get("compress_rates") and _ends(weights, "self_attn.kv_proj.weight")):
@@ -213,6 +217,18 @@ def _latent(
             decode_dim=indexer[0], elements=indexer[0], element_bytes=1 + INDEXER_BYTES, split=False,
         ))  # fmt: skip
     return out
+
+
+def _expanded(text: Mapping[str, Any], kv_bytes: float) -> AttentionLayers:
+    """Keys and values of all heads, expanded from the latent vector; vLLM pads the values to the keys' dimension."""
+    heads, head = (
+        _number(text, "num_attention_heads"),
+        _number(text, "qk_nope_head_dim") + _number(text, "qk_rope_head_dim"),
+    )
+    return AttentionLayers(
+        kind="full", layers=1, heads=heads, kv_heads=heads, key_dim=head, value_dim=head, decode_dim=2 * head,
+        elements=2 * heads * head, element_bytes=kv_bytes,
+    )  # fmt: skip
 
 
 def _compressed(

@@ -36,37 +36,29 @@ def forms(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f for n in names for f in (n, tail_of(n))))
 
 
+TAIL = re.compile(r"(?:^|\.)((?:layers|h|blocks)\.\d.*)$")
+
+
 def tail_of(name: str) -> str:
     """The name from `layers.<number>` on, since checkpoints and transformers use different prefixes."""
-    found = re.search(r"(?:^|\.)((?:layers|h|blocks)\.\d.*)$", name)
+    found = TAIL.search(name)
     return found.group(1) if found else name
 
 
-@lru_cache(maxsize=65536)
-def matches(pattern: str, name: str) -> bool:
-    """Whether a list entry matches a module: an re: expression, wildcards, a full or parent's name, or one word."""
-    if pattern.startswith("re:"):
-        expression = pattern[3:]
-        return bool(re.match(expression, name) or re.match(expression, "model." + name))
-    tail, own = tail_of(pattern), tail_of(name)
-    if "*" in pattern or "?" in pattern:
-        tries = {pattern, pattern + ".*", tail, tail + ".*"}
-        return any(fnmatch.fnmatchcase(n, t) for n in {name, own} for t in tries)
-    if "." not in pattern:
-        return pattern in name.split(".") or name == pattern
-    if name == pattern or name.startswith(pattern + "."):
-        return True
-    return tail != pattern and (own == tail or own.startswith(tail + "."))
-
-
 class Names:
-    """A list of entries. Exact names are looked up in a set; only patterns are tried one by one."""
+    """A list of entries, each an re: expression, a name with wildcards, a module's or its parent's name, or one word of
+    a name. Names and words are looked up in sets, all wildcards are one expression, the rest is tried one by one."""
 
     def __init__(self, entries: Iterable[str] | None) -> None:
         given = [plain(e) for e in entries or () if isinstance(e, str)]
-        self.patterns = [e for e in given if e.startswith("re:") or "*" in e or "?" in e or "." not in e]
-        self.exact = {e for e in given if e not in set(self.patterns)}
-        self.exact |= {tail_of(e) for e in self.exact}
+        self.expressions = [re.compile(e[3:]) for e in given if e.startswith("re:")]
+        rest = [e for e in given if not e.startswith("re:")]
+        wild = [e for e in rest if "*" in e or "?" in e]
+        tries = dict.fromkeys(t for e in wild for f in (e, tail_of(e)) for t in (f, f + ".*"))
+        self.wild = re.compile("|".join(map(fnmatch.translate, tries))) if tries else None
+        named = set(rest) - set(wild)
+        self.words = {e for e in named if "." not in e}
+        self.exact = {f for e in named - self.words for f in (e, tail_of(e))}
 
     def __contains__(self, name: object) -> bool:
         return self.has(str(name))
@@ -75,6 +67,12 @@ class Names:
         named = forms(name)
         for form in named:
             parts = form.split(".")
-            if any(".".join(parts[:i]) in self.exact for i in range(1, len(parts) + 1)):
+            if self.words and not self.words.isdisjoint(parts):
                 return True
-        return any(matches(p, form) for p in self.patterns for form in named)
+            if self.exact and any(".".join(parts[:i]) in self.exact for i in range(1, len(parts) + 1)):
+                return True
+            if self.wild and self.wild.match(form):
+                return True
+            if any(e.match(form) or e.match("model." + form) for e in self.expressions):
+                return True
+        return False

@@ -21,6 +21,17 @@ class NeedsLibrary(NotReadable):
     """The model's code needs a library that is not installed."""
 
 
+class NotBuildable(NotReadable):
+    """The model's own code cannot build it from this config.json, so PyTorch's meta device cannot either."""
+
+
+def failure(error: Exception) -> NotReadable:
+    """The exception for an error that a model's own code raised. NotBuildable unless a stub may have caused it."""
+    said = f"{type(error).__name__}: {error}"
+    own = isinstance(error, TypeError | ValueError | LookupError | ZeroDivisionError) and "Unknown" not in said
+    return NotBuildable(said) if own else NotReadable(said)
+
+
 def _why(unknown: Unknown) -> str:
     return str(object.__getattribute__(unknown, "_why"))
 

@@ -16,7 +16,7 @@ from typing import Any
 from ..common.errors import ServebookError
 from . import blueprint
 from .meta import unflattened
-from .stand_ins import Module, NeedsLibrary, NotKnown, NotReadable, PreTrainedModel
+from .stand_ins import Module, NeedsLibrary, NotBuildable, NotKnown, NotReadable, PreTrainedModel
 from .torch_stand_ins import Conv1D, Embedding, Linear
 
 # keys of a config.json that no weight depends on
@@ -80,6 +80,11 @@ def tree_of(config: dict[str, Any], where: str) -> Tree:
             raise ServebookError(
                 "it has neither model_type nor architectures", where, "Give the config.json of a Hugging Face model"
             ) from None
+        if isinstance(e, NotBuildable):
+            raise ServebookError(
+                f"transformers' code cannot build a {kind} model from it ({e})", where,
+                "Compare it with the publisher's config.json: a key is missing, null or contradicts another",
+            ) from None  # fmt: skip
         raise ServebookError(
             f"model_type {kind!r} is not supported ({e})", where,
             "Use an architecture that transformers has, or install a newer transformers",
@@ -151,7 +156,7 @@ def read(config: dict[str, Any]) -> Tree:
         return read_vllm(config)
     try:
         found = read_blueprint(config)
-    except (NotKnown, NeedsLibrary):
+    except (NotKnown, NeedsLibrary, NotBuildable):
         raise
     except NotReadable:
         return read_meta(config)
