@@ -268,7 +268,7 @@ PROMPTS = """
 import time
 from servebook.load.prompts import Bodies, Prompts
 begun = time.perf_counter()
-bodies = Bodies(Prompts(range(1000, 151000), 20000, 1), {"model": "m", "stream": True}, 128)
+bodies = Bodies(Prompts(range(1000, 151000), 20000, 1), {"model": "m", "stream": True})
 size = sum(len(bodies(i)) for i in range(200))
 print(f"200 prompts of 20,000 tokens out of a vocabulary of 150,000, {size / 1e6:.0f} MB of request bodies: ", end="")
 print(f"{time.perf_counter() - begun:.2f} s")

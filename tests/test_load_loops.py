@@ -426,8 +426,8 @@ def test_a_chats_history_is_sent_as_messages() -> None:
 def test_a_body_is_json_with_exactly_the_prompts_ids() -> None:
     vocab = (5, 77, 31000, 151000)
     prompts = Prompts(vocab, 50, "a", 1)
-    body = json.loads(Bodies(prompts, {"model": 'm"'}, 3)(7))
-    assert body == {"prompt": prompts.ids(7), "model": 'm"', "max_tokens": 3}
+    body = json.loads(Bodies(prompts, {"model": 'm"'})(7))
+    assert body == {"prompt": prompts.ids(7), "model": 'm"', "max_tokens": 1}
     assert len(body["prompt"]) == 50 and set(body["prompt"]) == set(vocab)
 
 
@@ -455,9 +455,9 @@ def test_lengths_from_a_range_are_what_each_request_asks_for(tmp_path: Path) -> 
 
 def test_text_prompts_and_chat_messages() -> None:
     prompts = Prompts(range(100, 5000), 20, 1, text=True)
-    body = json.loads(Bodies(prompts, {"model": "m"}, 3, chat=True)(0))
+    body = json.loads(Bodies(prompts, {"model": "m"}, chat=True)(0))
     words = body["messages"][0]["content"].split()
-    assert len(words) == 20 and all(w.isalpha() for w in words) and body["max_tokens"] == 3
+    assert len(words) == 20 and all(w.isalpha() for w in words) and body["max_tokens"] == 1
     assert len({prompts.inside(i) for i in range(50)}) == 50
 
 
@@ -472,7 +472,7 @@ def test_many_long_prompts_of_a_large_vocabulary_come_from_one_table(monkeypatch
         def __len__(self) -> int:
             return 150_000
 
-    bodies = Bodies(Prompts(range(1000, 151000), 20000, 1), {"model": "m"}, 128)
+    bodies = Bodies(Prompts(range(1000, 151000), 20000, 1), {"model": "m"})
     # once the table stands, no body encodes JSON or looks at the vocabulary (a hundred times slower)
     monkeypatch.setattr(json, "dumps", lambda *_, **__: pytest.fail("a body is encoded as JSON"))
     monkeypatch.setattr(bodies.prompts, "vocab", Size())

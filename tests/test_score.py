@@ -51,14 +51,11 @@ def test_invalid_and_already_seen_points_are_left_out() -> None:
     assert score.score([good | {"verdict": "invalid"}], frozen).empty
 
 
-def test_points_that_repeat_prompts_on_purpose_are_scored_by_themselves() -> None:
-    good = POINT | {"tpot_mean_s": 0.05, "verdict": "invalid", "repeats_prompts": True}
+def test_points_that_repeat_prompts_on_purpose_are_not_scored() -> None:
+    good = POINT | {"tpot_mean_s": 0.05, "verdict": "valid"}
     frozen = {"frozen": [predicted(tpot_s=(0.06, 0.04, 0.07))]}
-    assert score.score([good], frozen).empty
-    row = score.score([good], frozen, repeated=True).iloc[0]
-    assert row["data"] == "repeated" and row["error_share"] == pytest.approx(0.2)
-    assert score.score([good | {"repeats_prompts": None}], frozen, repeated=True).empty
-    assert score.score([POINT | {"tpot_mean_s": 0.05, "verdict": "valid"}], frozen, repeated=True).empty
+    assert len(score.score([good | {"repeats_prompts": None}], frozen)) == 1
+    assert score.score([good | {"repeats_prompts": True}], frozen).empty
 
 
 def test_decode_interval_is_the_tpot_interval_turned_over() -> None:

@@ -44,7 +44,6 @@ def choice_front(
     rows: Sequence[Row],
     chosen: Row,
     measured: Sequence[Row] = (),
-    title: str = "",
     currency: str = "USD",
 ) -> Figure:
     """Set-ups at the target load. rows: choice_answer.row; chosen: one of them; measured: kept runs' points with gpu,
@@ -94,7 +93,7 @@ def choice_front(
         entries.append(Line2D([], [], marker="o", label="measured, kept runs", **edged))
     figure.legend(handles=entries, loc="outside upper left", ncols=2 if canvas.narrow else 5, fontsize=8)
     beyond = len(known) - len(shown), len(kept) - len(shown_kept)
-    figure.servebook = _described([r for r, _ in known], edge, chosen, beyond, bool(shown_kept), title, currency)  # type: ignore[attr-defined]
+    figure.servebook = _described([r for r, _ in known], edge, chosen, beyond, bool(shown_kept), currency)  # type: ignore[attr-defined]
     return figure
 
 
@@ -104,7 +103,6 @@ def _described(
     chosen: Row,
     beyond: tuple[int, int],
     measured: bool,
-    title: str,
     currency: str,
 ) -> FigureText:
     """beyond: set-ups and measured points that cost more than the axis shows."""
@@ -124,5 +122,5 @@ def _described(
     dearer = [f"{n} {what}" for n, what in zip(beyond, ("set-ups", "measured points"), strict=True) if n]
     if dearer:
         note += f" Dearer than the axis shows: {' and '.join(dearer)}."
-    heading = title or "What one user sees against what a token costs, at the target load"
+    heading = "What one user sees against what a token costs, at the target load"
     return FigureText("choice-front", heading, words.sentence(found), f"Scatter of set-ups. On the front: {alt}.", note)

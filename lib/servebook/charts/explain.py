@@ -227,7 +227,7 @@ def _verdicts(rows: pd.DataFrame) -> str:
 
 
 @chart
-def predicted_vs_measured(canvas: Canvas, scores: pd.DataFrame, *, id: str = "predicted-vs-measured") -> Figure:
+def predicted_vs_measured(canvas: Canvas, scores: pd.DataFrame) -> Figure:
     """Every score of the run: predicted ÷ measured, one row a metric, one mark a point, each engine's best stage."""
     rows = score.final(scores) if len(scores) else scores
     figure, [(ax, _)] = canvas.panels(1, height=0.9 + 0.42 * max(2, rows["metric"].nunique() if len(rows) else 2))
@@ -235,7 +235,7 @@ def predicted_vs_measured(canvas: Canvas, scores: pd.DataFrame, *, id: str = "pr
     if rows.empty:
         ax.set_axis_off()
         text = "No point was both predicted and measured."
-        figure.servebook = FigureText(id, title, text, text)  # type: ignore[attr-defined]
+        figure.servebook = FigureText("predicted-vs-measured", title, text, text)  # type: ignore[attr-defined]
         return figure
     engines = sorted(rows["engine"].unique(), key=engine_order)
     styles = engine_styles(engines)
@@ -277,7 +277,8 @@ def predicted_vs_measured(canvas: Canvas, scores: pd.DataFrame, *, id: str = "pr
         for _, r in summary.iterrows()
     )
     figure.servebook = FigureText(  # type: ignore[attr-defined]
-        id, title, _verdicts(rows), f"Strip chart of predicted divided by measured, by metric and engine. {alt}.",
+        "predicted-vs-measured", title, _verdicts(rows),
+        f"Strip chart of predicted divided by measured, by metric and engine. {alt}.",
         f"n = {len(rows)} point × metric pairs; dark band ±10 %, light band ±25 %; right of 1: predicted above "
         "measured. Hollow: the audit doubts the point.",
     )  # fmt: skip

@@ -28,13 +28,10 @@ def distributions(
     canvas: Canvas,
     requests: pd.DataFrame | Iterable[Mapping[str, Any]],
     sweep: str,
-    *,
-    by: str = "concurrency",
-    name: str = "C",
 ) -> Figure:
     """TTFT and TPOT of the measured requests, one box (quartiles, whiskers p5 to p95) a point and engine.
 
-    requests: rows with engine, sweep, `by`, ok, phase, ttft_s, tpot_s.
+    requests: rows with engine, sweep, concurrency, ok, phase, ttft_s, tpot_s.
     """
     import seaborn as sns  # 1.5 s to import, and only this figure needs it
 
@@ -51,7 +48,7 @@ def distributions(
         return figure
     engines = sorted(frame["engine"].unique(), key=engine_order)
     styles = engine_styles(engines)
-    order = sorted(frame[by].dropna().unique())
+    order = sorted(frame["concurrency"].dropna().unique())
     found, alt = [], []
     for (ax, _), (column, label) in zip(pairs, (("ttft_s", "TTFT"), ("tpot_s", "TPOT")), strict=True):
         rows = frame.dropna(subset=[column])
@@ -61,14 +58,14 @@ def distributions(
             with warnings.catch_warnings():  # seaborn 0.13 passes an argument that matplotlib 3.11 deprecates
                 warnings.simplefilter("ignore", mpl.MatplotlibDeprecationWarning)
                 sns.boxplot(
-                    rows, x=by, y=column, hue="engine", ax=ax, legend=False, whis=(5, 95), showfliers=False, width=0.7,
-                    linewidth=0.9, fill=False, gap=0.15, **look,
+                    rows, x="concurrency", y=column, hue="engine", ax=ax, legend=False, whis=(5, 95), showfliers=False,
+                    width=0.7, linewidth=0.9, fill=False, gap=0.15, **look,
                 )  # fmt: skip
             y_axis(ax, label, "s", log=True)
-        ax.set_xlabel("Concurrency, requests in flight" if by == "concurrency" else by.replace("_", " "))
+        ax.set_xlabel("Concurrency, requests in flight")
         ax.set_xticks(range(len(order)), [words.number(v) for v in order])
         ax.grid(axis="x", visible=False)
-        own_found, own_alt = _spread_words(rows, engines, column, label, by, name)
+        own_found, own_alt = _spread_words(rows, engines, column, label)
         found += own_found
         alt += own_alt
     handles = [_swatch(styles[e].colour, e) for e in engines]
@@ -80,24 +77,22 @@ def distributions(
     return figure
 
 
-def _spread_words(
-    rows: pd.DataFrame, engines: Sequence[str], column: str, label: str, by: str, name: str
-) -> tuple[list[str], list[str]]:
+def _spread_words(rows: pd.DataFrame, engines: Sequence[str], column: str, label: str) -> tuple[list[str], list[str]]:
     """(clauses of the takeaway, sentences of the text alternative) on one latency."""
     found, alt = [], []
     for engine in engines:
         own = rows[rows["engine"] == engine]
         if own.empty:
             continue
-        spread = own.groupby(by)[column].quantile([0.5, 0.95]).unstack()
+        spread = own.groupby("concurrency")[column].quantile([0.5, 0.95]).unstack()
         widest = (spread[0.95] / spread[0.5]).idxmax()
         p50, p95 = spread.loc[widest, 0.5], spread.loc[widest, 0.95]
         found.append(
-            f"{engine}'s {label} spreads most at {name} = {words.number(widest)}: p95 {words.seconds(p95)} "
+            f"{engine}'s {label} spreads most at C = {words.number(widest)}: p95 {words.seconds(p95)} "
             f"against a median of {words.seconds(p50)}"
         )
         alt.append(f"{engine} {label}, median and p95: " + "; ".join(
-            f"{name} = {words.number(v)}: {words.seconds(r[0.5])}, {words.seconds(r[0.95])}"
+            f"C = {words.number(v)}: {words.seconds(r[0.5])}, {words.seconds(r[0.95])}"
             for v, r in spread.iterrows()) + ".")  # fmt: skip
     return found, alt
 
@@ -129,7 +124,6 @@ def server_series(
     *,
     engine: str = "vllm",
     point: str = "",
-    id: str | None = None,
 ) -> Figure:
     """The server's own counters over time: running and waiting requests, KV use, prompt and generation rates.
 
@@ -140,7 +134,7 @@ def server_series(
     frame = frame.dropna(subset=["time_s"]).sort_values("time_s") if len(frame) else frame
     known = [c for c in SERIES if c in frame and frame[c].notna().any()]
     panels = [*dict.fromkeys(SERIES[c][0] for c in known)]
-    id = id or f"series-{engine}{'-' + point if point else ''}"
+    id = f"series-{engine}{'-' + point if point else ''}"
     where = f" ({engine}{', ' + point if point else ''})"
     title = f"The server's own counters over time{where}"
     figure, pairs = canvas.panels(max(1, len(panels)), height=1.05, stack=True)

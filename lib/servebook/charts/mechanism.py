@@ -54,7 +54,7 @@ def layer_parts(shape: ModelShape, context_tokens: int) -> list[tuple[str, str, 
 
 
 @chart
-def decoder_layer(canvas: Canvas, shape: ModelShape, context_tokens: int, *, id: str = "decoder-layer") -> Figure:
+def decoder_layer(canvas: Canvas, shape: ModelShape, context_tokens: int) -> Figure:
     """One decoder layer in a decode step: its matrices from top to bottom, with lengths proportional to their
     bytes."""
     parts = layer_parts(shape, context_tokens)
@@ -82,7 +82,7 @@ def decoder_layer(canvas: Canvas, shape: ModelShape, context_tokens: int, *, id:
     )
     listed = "; ".join(f"{name} ({dims}): {words.number(size / scale)} {unit}" for name, dims, size in parts)
     figure.servebook = FigureText(  # type: ignore[attr-defined]
-        id, f"A decoder layer of {shape.name} with its bytes", found + ".",
+        "decoder-layer", f"A decoder layer of {shape.name} with its bytes", found + ".",
         f"Bar chart of the bytes one decoder layer reads, in the order of a token's way through it. {listed}.",
         f"{shape.heads} query heads share {shape.kv_heads} key and value heads: K, V and the cache are "
         f"{words.number(shape.heads / shape.kv_heads)} times smaller than with one per query head.",
@@ -186,9 +186,7 @@ def packed_step(
 
 
 @chart
-def block_tables(
-    canvas: Canvas, blocks: Mapping[str, Sequence[int]], pool: int, block_tokens: int, *, id: str = "block-tables"
-) -> Figure:
+def block_tables(canvas: Canvas, blocks: Mapping[str, Sequence[int]], pool: int, block_tokens: int) -> Figure:
     """A paged KV pool: which block of memory belongs to which request, and in which order its table names them."""
     names, colours = list(blocks), _colours(list(blocks))
     owner = {block: (name, i) for name, table in blocks.items() for i, block in enumerate(table)}
@@ -211,7 +209,7 @@ def block_tables(
     scattered = [name for name, t in blocks.items() if any(b - a != 1 for a, b in itertools.pairwise(t))]
     tables = "; ".join(f"{name}: {', '.join(map(str, table))}" for name, table in blocks.items())
     figure.servebook = FigureText(  # type: ignore[attr-defined]
-        id, "A paged KV pool and its block tables",
+        "block-tables", "A paged KV pool and its block tables",
         f"{used} of {pool} blocks are taken. "
         + (f"The blocks of {words.listing(scattered)} do not lie side by side; its table puts them in order. "
            if scattered else "")

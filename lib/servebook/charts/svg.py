@@ -248,12 +248,6 @@ def show(figure: Figure, folder: Path | str | None = None) -> None:
     display(bundle, raw=True, metadata={"servebook": {"trusted": "figure", "id": text.id}})
 
 
-def save(figure: Figure, folder: Path | str, suffix: str = ".svg") -> Path:
-    """Write the figure as `<folder>/<id>.svg` (or `.png`, 2× pixels) and return its path."""
-    text = text_of(figure)
-    path = Path(folder) / f"{text.id}{suffix}"
-    if suffix == ".svg":
-        return files.write_text(path, standalone_svg(figure))
-    with files.writing(path) as scratch, theme():
-        figure.savefig(scratch, format=suffix.lstrip("."), dpi=192)
-    return path
+def save(figure: Figure, folder: Path | str) -> Path:
+    """Write the figure as `<folder>/<id>.svg` and return its path."""
+    return files.write_text(Path(folder) / f"{text_of(figure).id}.svg", standalone_svg(figure))

@@ -74,11 +74,9 @@ def throughput(
 
 
 @chart
-def output_rate(
-    canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage: str | None = None, others: Any = None
-) -> Figure:
+def output_rate(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, others: Any = None) -> Figure:
     """Concurrency against output tokens/s (wall clock), for points without a decode rate."""
-    data = lines.gather(points, predictions, sweep, stage, others)
+    data = lines.gather(points, predictions, sweep, others=others)
     title = "Concurrency against output tokens/s"
     return _curves(canvas, data, [OUTPUT], *CONCURRENCY, f"output-{sweep}", title, log=False)
 
@@ -102,9 +100,9 @@ def prompt_length(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, 
 
 
 @chart
-def arrival_rate(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage: str | None = None) -> Figure:
+def arrival_rate(canvas: Canvas, points: Any, predictions: Any, sweep: str) -> Figure:
     """The open-loop control: arrival rate against TTFT and request latency."""
-    data = lines.gather(points, predictions, sweep, stage)
+    data = lines.gather(points, predictions, sweep)
     x = ("rate_per_s", "{} requests/s", "Arrival rate, requests/s (log)")
     title = "Arrival rate against TTFT and request latency"
     return _curves(canvas, data, [TTFT, E2E], *x, f"arrival-rate-{sweep}", title, log=True)

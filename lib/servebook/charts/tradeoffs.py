@@ -21,12 +21,10 @@ from .style import LIGHT, Canvas, FigureText, chart, place_last, tip, y_axis
 
 
 @chart
-def latency_throughput(
-    canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage: str | None = None
-) -> Figure:
+def latency_throughput(canvas: Canvas, points: Any, predictions: Any, sweep: str) -> Figure:
     """Chart 2: p50 and p99 request latency against output tokens/s, one point per concurrency. Predictions that
     have only means are not drawn."""
-    data = lines.gather(points, predictions, sweep, stage)
+    data = lines.gather(points, predictions, sweep)
     title = "Request latency against output throughput"
     figure, [(ax, _)] = canvas.panels(1, height=3.0)
     rows = data.points[data.points["verdict"] != "invalid"].dropna(subset=["output_tok_per_s"])
@@ -104,9 +102,9 @@ def _percentiles(data: Data, predictions: Any, engine: str, sweep: str) -> pd.Da
 
 
 @chart
-def frontier(canvas: Canvas, points: Any, predictions: Any, sweep: str, *, stage: str | None = None) -> Figure:
+def frontier(canvas: Canvas, points: Any, predictions: Any, sweep: str) -> Figure:
     """Throughput-latency frontier: tokens/s that one user sees (1 / TPOT) against tokens/s of the whole server."""
-    data = lines.gather(points, predictions, sweep, stage)
+    data = lines.gather(points, predictions, sweep)
     title = "What one user sees against what the server gives"
     figure, [(ax, _)] = canvas.panels(1, height=2.8)
     rows = data.points[data.points["verdict"] != "invalid"].dropna(subset=["output_tok_per_s", "tpot_mean_s"])

@@ -82,10 +82,10 @@ def unbroken(text: str) -> str:
     )
 
 
-def listing(parts: Sequence[str], last: str = "and") -> str:
+def listing(parts: Sequence[str]) -> str:
     """a · a and b · a, b and c"""
     parts = list(parts)
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} {last} {parts[-1]}" if parts else ""
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}" if parts else ""
 
 
 def trend(name: str, xs: Sequence[float], ys: Sequence[float], at: str, unit: str) -> str:

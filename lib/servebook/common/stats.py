@@ -6,12 +6,13 @@ Only numpy is imported, so that the load client starts fast.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 Values = Sequence[float] | np.ndarray
+RESAMPLES = 1000  # of a bootstrap
 LEAST_ROUNDS = 3  # fewest rounds of synchronized clients from which the variation between rounds is estimated
 # Student's t, two-sided 95 %, for 1 to 30 degrees of freedom
 _T95 = (
@@ -106,22 +107,15 @@ def mean_interval(values: Values, per_round: int = 1) -> Interval | None:
     return Interval(m, max(low, 0.0) if x.min() >= 0 else low, m + half)
 
 
-def bootstrap_interval(
-    values: Values, statistic: Callable[[np.ndarray], float], *, seed: int = 0, resamples: int = 1000
-) -> tuple[float, float] | None:
-    """95 % percentile-bootstrap interval of any statistic (seeded); None below 5 values."""
+def percentile_interval(values: Values, p: float) -> tuple[float, float] | None:
+    """95 % percentile-bootstrap interval of a percentile (seeded); None below 5 values."""
     x = np.asarray(values, float)
     if len(x) < 5:
         return None
-    rng = np.random.default_rng(seed)
-    draws = [statistic(x[rng.integers(0, len(x), len(x))]) for _ in range(resamples)]
+    rng = np.random.default_rng(0)
+    draws = [float(np.percentile(x[rng.integers(0, len(x), len(x))], p)) for _ in range(RESAMPLES)]
     low, high = np.percentile(draws, (2.5, 97.5))
     return float(low), float(high)
-
-
-def percentile_interval(values: Values, p: float, *, seed: int = 0) -> tuple[float, float] | None:
-    """Bootstrap interval of a percentile."""
-    return bootstrap_interval(values, lambda x: float(np.percentile(x, p)), seed=seed)
 
 
 def ratio_interval(ratio: float, *spans: tuple[float, float]) -> tuple[float, float]:

@@ -44,12 +44,15 @@ FIXES = (
 )  # fmt: skip
 
 
-def tail(log: Path, lines: int, max_bytes: int = 262_144) -> list[str]:
+TAIL_BYTES = 262_144  # read from the end of a log
+
+
+def tail(log: Path, lines: int) -> list[str]:
     """The last lines of a log file, [] if there is no log."""
     try:
         with log.open("rb") as file:
             file.seek(0, 2)
-            file.seek(max(0, file.tell() - max_bytes))
+            file.seek(max(0, file.tell() - TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return []

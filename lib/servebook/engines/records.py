@@ -128,7 +128,10 @@ def ours(token: str) -> list[int]:
     return found
 
 
-def end_processes(pids: list[int], grace_s: float = 5.0) -> None:
+GRACE_S = 5.0  # between SIGTERM and SIGKILL
+
+
+def end_processes(pids: list[int]) -> None:
     """SIGTERM to processes, SIGKILL after the grace period; returns when they are gone."""
     import psutil
 
@@ -140,4 +143,4 @@ def end_processes(pids: list[int], grace_s: float = 5.0) -> None:
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 getattr(process, send)()
-        _, left = psutil.wait_procs(left, timeout=grace_s)
+        _, left = psutil.wait_procs(left, timeout=GRACE_S)

@@ -68,7 +68,10 @@ def flop_per_cycle(flags: frozenset[str] | set[str], vendor: str, family: int) -
     return 2, 2, "no vector unit known"
 
 
-def copy_gb_per_s(threads: int, budget_s: float = 0.2) -> float:
+COPIES_S = 0.2  # at least three copies, and more until this has passed
+
+
+def copy_gb_per_s(threads: int) -> float:
     """Best of several copies by `threads` threads at once, bytes read and written, in 1e9 bytes/s.
 
     The buffers (32 MiB per side and thread) are larger than a core's share of the caches.
@@ -78,7 +81,7 @@ def copy_gb_per_s(threads: int, budget_s: float = 0.2) -> float:
     size = 32 * 2**20
     sources = [np.ones(size // 8) for _ in range(threads)]
     targets = [np.ones_like(s) for s in sources]  # touched, so that no page faults are measured
-    best, passes, deadline = 0.0, 0, time.monotonic() + budget_s
+    best, passes, deadline = 0.0, 0, time.monotonic() + COPIES_S
     while passes < 3 or time.monotonic() < deadline:
         passes += 1
         workers = [threading.Thread(target=np.copyto, args=pair) for pair in zip(targets, sources, strict=True)]

@@ -114,20 +114,16 @@ FRESH = Talk()
 
 
 class Bodies:
-    """Request bodies: the constant part is encoded once, prompt and length are inserted. chat: as messages.
-    output_tokens: of every request, instead of the plan's."""
+    """Request bodies: the constant part is encoded once, prompt and length are inserted. chat: as messages."""
 
-    def __init__(
-        self, prompts: Prompts, payload: dict[str, Any], output_tokens: int | None = None, *, chat: bool = False
-    ) -> None:
-        self.prompts, self.chat, self._output_tokens = prompts, chat, output_tokens
+    def __init__(self, prompts: Prompts, payload: dict[str, Any], *, chat: bool = False) -> None:
+        self.prompts, self.chat = prompts, chat
         self._tail = b"," + json.dumps(payload, separators=(",", ":")).encode()[1:-1] + b',"max_tokens":%d}'
 
     def asked(self, index: int, talk: Talk = FRESH) -> tuple[int, int]:
         """Prompt tokens (0: not known in advance) and output tokens of a request."""
         planned = self.prompts.planned(index)
-        output = planned.output_tokens if self._output_tokens is None else self._output_tokens
-        return 0 if self.prompts.text else talk.tokens + planned.adds, output
+        return 0 if self.prompts.text else talk.tokens + planned.adds, planned.output_tokens
 
     def __call__(self, index: int, talk: Talk = FRESH) -> bytes:
         """The body of request number `index`: its conversation so far and its own prompt."""

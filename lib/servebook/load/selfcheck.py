@@ -30,8 +30,11 @@ class Added(NamedTuple):
     tpot_s: float
 
 
-def self_check(spec: PointSpec, *, ttft_s: float, tpot_s: float, seconds: float = 3.0) -> Added:
-    """Measure the loopback server with `spec`'s load and given schedule for about this many seconds.
+SECONDS = 3.0  # of a self-check, about
+
+
+def self_check(spec: PointSpec, *, ttft_s: float, tpot_s: float) -> Added:
+    """Measure the loopback server with `spec`'s load and given schedule.
 
     Returns the client's medians minus the server's.
     """
@@ -39,9 +42,9 @@ def self_check(spec: PointSpec, *, ttft_s: float, tpot_s: float, seconds: float 
     from .window import Rule
 
     c = spec.concurrency or 1
-    tokens = min(spec.output_tokens, max(2, int(seconds / 3 / max(tpot_s, 1e-3))))
-    rounds = max(2, round(seconds / (ttft_s + tokens * tpot_s)))
-    command = [sys.executable, "-m", __name__, str(min(ttft_s, seconds / 3)), str(tpot_s)]
+    tokens = min(spec.output_tokens, max(2, int(SECONDS / 3 / max(tpot_s, 1e-3))))
+    rounds = max(2, round(SECONDS / (ttft_s + tokens * tpot_s)))
+    command = [sys.executable, "-m", __name__, str(min(ttft_s, SECONDS / 3)), str(tpot_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None and server.stdin is not None
@@ -49,7 +52,7 @@ def self_check(spec: PointSpec, *, ttft_s: float, tpot_s: float, seconds: float 
             point = measure_point_sync(
                 dataclasses.replace(spec, output_tokens=tokens, prompt_tokens=min(spec.prompt_tokens, 512)),
                 url=url, model="loopback", vocab=range(100, 1000), load=Load(), slo=Slo(), run_dir=None, batching=True,
-                rule=Rule(c, rounds * c, rounds * c, 0.0, 10 * seconds),
+                rule=Rule(c, rounds * c, rounds * c, 0.0, 10 * SECONDS),
             )  # fmt: skip
             server.stdin.close()  # on end of input, print the recorded times and exit
             truth = json.loads(server.stdout.readline())

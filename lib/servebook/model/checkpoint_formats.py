@@ -187,8 +187,8 @@ def _modelopt(given: Mapping[str, Any], element_bytes: int) -> Quantization:
     return Quantization("modelopt", _except(scheme, kept), kv, scheme.bits if scheme else 16)
 
 
-def _group(given: Mapping[str, Any], default: int = 128) -> int:
-    group = given.get("group_size", given.get("q_group_size", default))
+def _group(given: Mapping[str, Any]) -> int:
+    group = given.get("group_size", given.get("q_group_size", 128))
     return 0 if group is None or int(group) <= 0 else int(group)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from ..common.predicted_point import PredictedPoint
@@ -20,10 +19,7 @@ def predict_load(
     engine: Engine,
     workload: Workload,
     *,
-    facts: Mapping[str, Any] | None = None,
     samples: int = SAMPLES,
-    seed: int = 1,
-    jitter_s: float = 0.0,
     text: bool = False,
     **load: Any,
 ) -> PredictedPoint:
@@ -32,20 +28,19 @@ def predict_load(
 
     load: fields of PointSpec. concurrency: a closed loop. rate_per_s (with arrivals, gamma_shape, concurrency as a
     cap): an open loop. kind: "burst" or "trace" (with speed). requests: a finite run of that many requests, measured
-    from the first to the last. facts: limits that the server reports (kv_cache_tokens, max_num_batched_tokens, …).
+    from the first to the last.
     samples: draws of the constants for the intervals. text: whether prompts are sent as text, as most tools do, so that
     the server tokenizes them.
     """
     kind = load.pop("kind", "arrival_rate" if load.get("rate_per_s") else "concurrency")
     if kind == "trace":
         load.setdefault("requests", len(workload.rows()))
-    how = Load(jitter_s=jitter_s, max_seconds=1e6, seed=seed)
+    how = Load(jitter_s=0.0, max_seconds=1e6)
     params = RunParams(
         run="load", title="", model=ModelParams(config=shape.name or "model", weights="dummy"),
         hardware=HardwareParams(gpu=gpu.name), engines={"engine": engine}, load=how,
     )  # fmt: skip
-    # with text prompts (other tools), usage comes once, at the end of a stream
-    facts = {"usage_per_event": not text, **(facts or {})}
+    facts = {"usage_per_event": not text}  # with text prompts (other tools), usage comes once, at the end of a stream
     f = forecaster(params, "engine", shape, gpu, facts=facts, samples=samples)
     f.text = text
     spec = PointSpec("load", "engine", "load", kind, *workload.mean_tokens(), workload=workload, **load)

@@ -75,8 +75,6 @@ def predict_published(
     gpu: Gpu,
     measured: Sequence[MeasuredPoint],
     facts: Mapping[str, Any] | None = None,
-    *,
-    n_samples: int = SAMPLES,
 ) -> Prediction:
     """The prediction of published points, calibrated on those at C = 1 only, in the order given.
 
@@ -99,9 +97,7 @@ def predict_published(
             )
         own = [p for p in measured if p.engine == name]
         unique = {(p.prompt_tokens, p.output_tokens): p for p in own if p.concurrency == 1}
-        f = forecaster(
-            params, name, shape, gpu, facts=by_engine.get(name), measured=list(unique.values()), samples=n_samples
-        )
+        f = forecaster(params, name, shape, gpu, facts=by_engine.get(name), measured=list(unique.values()))
         f.running_gauge = True
         out["constants"][name] = f.calibration.as_dict()
         out["servers"][name] = _limits(f.server)

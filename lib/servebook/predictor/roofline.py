@@ -52,12 +52,11 @@ NAIVE_KV_PASSES = 3
 
 
 def tpot_bound_s(
-    shape: ModelShape, flops_per_s: float, bytes_per_s: float, *, batch: int, context_tokens: int, overlap: bool = True
+    shape: ModelShape, flops_per_s: float, bytes_per_s: float, *, batch: int, context_tokens: int
 ) -> float:
-    """Lower bound of a decode step's time in seconds. overlap: whether compute and memory overlap (sharp_s)."""
-    roof = sharp_s if overlap else additive_s
+    """Lower bound of a decode step's time in seconds: compute and memory overlap."""
     flops, moved = shape.decode_flops(batch, context_tokens), decode_bytes(shape, batch, context_tokens)
-    return roof(flops, moved, flops_per_s, bytes_per_s)
+    return sharp_s(flops, moved, flops_per_s, bytes_per_s)
 
 
 def ttft_bound_s(

@@ -270,12 +270,11 @@ def conditions(params: Any, gpu: Any, provenance: Mapping[str, Any], facts: Mapp
     return Html(f'<p class="sb-conditions">{esc(" · ".join(made))}</p><p class="sb-links">{shown}</p>')
 
 
-def economics(points: Any, params: Any, *, engine: str | None = None) -> Html:
+def economics(points: Any, params: Any) -> Html:
     """Rate per user and per GPU and cost per million output tokens, for each closed-loop point. One table per
     workload, one row per concurrency, with two engines side by side."""
     frame, rate = rated(points)
     frame = frame[frame["concurrency"].notna() & (frame["kind"] == "concurrency") & frame["tpot_mean_s"].gt(0)]
-    frame = frame[frame["engine"] == engine] if engine else frame
     if frame.empty:
         return Html("")
     price, currency = params.hardware.price_per_hour, params.hardware.currency

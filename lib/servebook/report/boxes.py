@@ -154,9 +154,9 @@ def limit(params: Any, *kinds: str) -> Html:
     return Html(f'<p class="sb-caution">{esc(text)}</p>' if text else "")
 
 
-def limits_box(params: Any, title: str = "") -> Html:
+def limits_box(params: Any) -> Html:
     """All of `limits` in one box."""
-    return notes_box(title, limits(params).values())
+    return notes_box("", limits(params).values())
 
 
 def cost_box(seconds: float, price_per_hour: float, currency: str, *, extra: Sequence[tuple[str, Any]] = ()) -> Html:

@@ -13,9 +13,7 @@ from .markup import Format, Html, columns, table
 MISSING = "<p>Nothing of this was measured yet.</p>"
 
 
-def rows_table(
-    rows: Iterable[Sequence[Any]], headers: Sequence[str], caption: str, formats: Mapping[str, Format] | None = None
-) -> Html:
+def rows_table(rows: Iterable[Sequence[Any]], headers: Sequence[str], caption: str) -> Html:
     """Rows as a table that is never folded. A heading that ends in ", s" holds seconds, one in ", share" a share; both
     are shown in the unit that reads best."""
     rows = [list(row) for row in rows]
@@ -26,7 +24,7 @@ def rows_table(
     shown |= {h: words.percent for h in headers if h.endswith(", share")}
     numbers = tuple(h for h in headers if h in shown)
     names = {h: h.removesuffix(", s").removesuffix(", share") for h in headers}
-    return table(frame, caption, headers=names, formats=shown | dict(formats or {}), right=numbers, fold=False)
+    return table(frame, caption, headers=names, formats=shown, right=numbers, fold=False)
 
 
 def pool_check(

@@ -76,13 +76,13 @@ class Renderer(mistune.HTMLRenderer):
         prefix: str = "",
         shift: int = 0,
         links: Mapping[str, str] | None = None,
-        images: Mapping[str, str] | None = None,
         on_heading: Callable[[int, str, str], None] | None = None,
     ) -> None:
         super().__init__(escape=True)
         self.ids, self.prefix, self.shift = ids, prefix, shift
         # links: a notebook's file name to where its chapter stands, "#03-x" or "labbook.html#03-x"
-        self.links, self.images, self.on_heading = dict(links or {}), dict(images or {}), on_heading
+        self.links, self.on_heading = dict(links or {}), on_heading
+        self.images: dict[str, str] = {}  # an attachment's name to its data: URL; set for each cell
 
     def heading(self, text: str, level: int, **attrs: Any) -> str:
         level = min(6, level + self.shift)

@@ -13,7 +13,7 @@ from .boxes import cost_box, flags_line
 from .markup import Html, audit, columns, esc, loads_in_words, notes_box, place, plain, table, with_range
 
 
-def points_table(points: Any, sweep: str, caption: str | None = None) -> Html:
+def points_table(points: Any, sweep: str) -> Html:
     """What was measured in a sweep: one row a point, with n, intervals and the audit's verdict."""
     frame = score.complete_frame(points)
     frame = frame[frame["sweep"] == sweep]
@@ -43,7 +43,7 @@ def points_table(points: Any, sweep: str, caption: str | None = None) -> Html:
         "Audit": [audit(r.verdict) for r in each],
     })  # fmt: skip
     numbers = ("n", "Failed", "TTFT", "TPOT", "Latency p50 / p99", "Decode tok/s", "Output tok/s")
-    made = table(shown, caption or f"Measured in {sweep}; brackets: 95 % interval of the mean", right=numbers)
+    made = table(shown, f"Measured in {sweep}; brackets: 95 % interval of the mean", right=numbers)
     return Html(made + _reasons(each))
 
 
@@ -60,9 +60,7 @@ def _reasons(rows: Sequence[Any]) -> str:
     return f'<details class="sb-why"><summary>{title}</summary><ul>{"".join(items)}</ul></details>'
 
 
-def facts_table(
-    facts: Mapping[str, Mapping[str, Any]], caption: str = "Settings and limits that each engine reported"
-) -> Html:
+def facts_table(facts: Mapping[str, Mapping[str, Any]]) -> Html:
     """Engines side by side, one row per fact; facts that an engine did not report are marked."""
     hidden = {"pid", "url", "name", "port", "log"}
     keys = [k for k in dict.fromkeys(k for f in facts.values() for k in f) if k not in hidden]
@@ -83,7 +81,7 @@ def facts_table(
         return Html("<p>No engine has reported anything yet.</p>")
     unknown = dict.fromkeys(k.replace("_", " ") for f in facts.values() for k in f if k not in {*keys, *hidden})
     said = f'<p class="sb-conditions">Not reported: {esc(words.listing(list(unknown)))}.</p>' if unknown else ""
-    return Html(table(pd.DataFrame(rows), caption) + said)
+    return Html(table(pd.DataFrame(rows), "Settings and limits that each engine reported") + said)
 
 
 def prefix_cache(points: Any, sweep: str) -> Html:

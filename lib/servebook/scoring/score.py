@@ -143,27 +143,19 @@ def is_repeated(points: pd.DataFrame) -> pd.Series:
     return points["repeats_prompts"]
 
 
-def score(
-    points: PointsLike,
-    predictions: PredictionsLike,
-    *,
-    repeated: bool = False,
-) -> pd.DataFrame:
+def score(points: PointsLike, predictions: PredictionsLike) -> pd.DataFrame:
     """One row per stage × point × metric that was predicted and measured.
 
     Columns: stage, sweep, engine, point, the point's conditions, metric, predicted, low, high, measured, measured_low,
     measured_high, n, arrival_rate_per_s (arrivals in an open loop's window; rate_per_s is the requested rate),
-    error_share, ratio, inside (None without an interval), verdict, regime, data ("valid" or "suspect"). Invalid points
-    are left out, and so are calibration points of a calibrated stage, because the prediction was fitted to them.
-    repeated: only the points that repeat prompts on purpose; they are invalid as figures of their engine but predicted
-    with their prefix-cache hits ("repeated").
+    error_share, ratio, inside (None without an interval), verdict, regime, data ("valid" or "suspect"). Left out
+    are invalid points, points that repeat prompts on purpose, and the calibration points of a calibrated stage, which
+    the prediction was fitted to.
     """
     predicted = prediction_frame(predictions)
     frame = complete_frame(points)
-    frame.loc[is_repeated(frame), "verdict"] = "repeated"
-    measured = measured_frame(frame)
-    wanted = measured["verdict"] == "repeated" if repeated else ~measured["verdict"].isin(["invalid", "repeated"])
-    measured = measured[wanted & (measured["measured"] > 0)]
+    measured = measured_frame(frame[~is_repeated(frame)])
+    measured = measured[(measured["verdict"] != "invalid") & (measured["measured"] > 0)]
     rows = predicted.merge(measured.drop(columns=CONDITIONS).rename(columns={"verdict": "data"}), on=[*KEY, "metric"])
     seen = (rows["sweep"] == "calibration") & rows["stage"].astype(str).str.startswith("calibrated")
     rows = rows[~seen & (rows["predicted"] > 0)].reset_index(drop=True)
@@ -240,10 +232,10 @@ def final(scores: pd.DataFrame) -> pd.DataFrame:
     return scores[scores["stage"] == scores["engine"].map(keep)].reset_index(drop=True)
 
 
-def largest_misses(scores: pd.DataFrame, n: int = 5, stage: str | None = None) -> pd.DataFrame:
+def largest_misses(scores: pd.DataFrame, n: int = 5) -> pd.DataFrame:
     """The n largest errors, one per engine × sweep × metric (its worst point), with `also`: how many other points of
-    that group are a miss. Without `stage`, each engine's best stage counts."""
-    rows = scores[scores["stage"] == stage] if stage else final(scores)
+    that group are a miss. Each engine's best stage counts."""
+    rows = final(scores)
     # on the log scale a factor of 2 too high and too low are equal misses
     rows = rows.assign(size=np.log(rows["ratio"]).abs())
     picked = []
