@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import linear_weights
 import pytest
 from servebook import charts, model
 from servebook.charts import mechanism
@@ -29,7 +30,7 @@ def steps_of(prompts: int, prompt_tokens: int, budget: int, count: int) -> list[
 def test_a_layers_parts_sum_to_the_shapes_own_count(shape) -> None:
     parts = mechanism.layer_parts(shape, 8192)
     weights = sum(size for name, _, size in parts if name != "KV cache")
-    assert shape.layers * weights == shape.linear_weight_bytes
+    assert shape.layers * weights == linear_weights.stored_bytes(shape)
     assert {name: size for name, _, size in parts}["KV cache"] * shape.layers == 8192 * shape.kv_bytes_per_token
     text = charts.decoder_layer(shape, 8192).servebook
     assert "MLP is 84 %" in text.takeaway and "gate (3,584 × 18,944): 136 MB" in text.alt

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import linear_weights
 import pytest
 from servebook.common.errors import ServebookError
 from servebook.config.params import ModelParams
@@ -99,7 +100,7 @@ def test_biases_and_qk_norms_are_counted():
     per_layer = 4096 + 2 * 1024 + 4096 + 2 * 14_336 + 4096
     assert biased.parameters - plain.parameters == 32 * per_layer
     qwen3 = shape("qwen3-8b")
-    assert qwen3.small_parameters == 36 * (2 * 4096 + 2 * 128) + 4096
+    assert linear_weights.of_norms_and_biases(qwen3) == 36 * (2 * 4096 + 2 * 128) + 4096
 
 
 def test_sliding_window_cuts_half_of_gemmas_layers():
@@ -129,9 +130,10 @@ def test_quantization_touches_the_linear_matrices_alone():
         shape("qwen2.5-7b", quantization="fp8"),
         shape("qwen2.5-7b", quantization="int4"),
     )
+    linear = linear_weights.parameters(full)
     # a scale of four bytes a matrix, of two a group of 128
-    assert full.decode_weight_bytes - fp8.decode_weight_bytes == full.linear_parameters - 4 * 7 * 28
-    assert int4.linear_weight_bytes == full.linear_parameters // 2 + full.linear_parameters // 128 * 2
+    assert full.decode_weight_bytes - fp8.decode_weight_bytes == linear - 4 * 7 * 28
+    assert linear_weights.stored_bytes(int4) == linear // 2 + linear // 128 * 2
     assert fp8.lm_head_bytes == int4.lm_head_bytes == full.lm_head_bytes
     assert (fp8.compute_dtype, int4.compute_dtype) == ("fp8", "bfloat16")
     assert fp8.parameters == full.parameters
@@ -153,7 +155,7 @@ def test_quantization_touches_the_linear_matrices_alone():
 def test_checkpoint_that_is_already_quantized(given: dict, bits: int, bits_a_weight: float, compute: str):
     s = from_config(config("qwen3-8b", quantization_config=given), name="q")
     assert (s.weight_bits, s.compute_dtype) == (bits, compute) and s.lm_head_bytes == 2 * s.lm_head_parameters
-    assert s.linear_weight_bytes == pytest.approx(s.linear_parameters * bits_a_weight / 8, rel=1e-4)
+    assert linear_weights.stored_bytes(s) == pytest.approx(linear_weights.parameters(s) * bits_a_weight / 8, rel=1e-4)
 
 
 def test_compressed_tensors_with_fp8_kv():

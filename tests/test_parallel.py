@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import linear_weights
 import pytest
 from servebook.cli import command as cli
 from servebook.common.errors import ServebookError
@@ -80,7 +81,8 @@ def test_a_step_talks_twice_a_layer_once_for_the_embedding_and_for_the_logits():
 
 def test_ranks_hold_their_part_of_weights_kv_and_work():
     two = Layout(2).rank(QWEN)
-    assert two.linear_parameters * 2 == QWEN.linear_parameters and two.kv_bytes_per_token * 2 == QWEN.kv_bytes_per_token
+    assert linear_weights.parameters(two) * 2 == linear_weights.parameters(QWEN)
+    assert two.kv_bytes_per_token * 2 == QWEN.kv_bytes_per_token
     assert two.attention_flops_per_context_token * 2 == QWEN.attention_flops_per_context_token
     # 152,064 / 2 rows of the embedding and of the LM head; norms are whole on every rank
     assert Layout(2).weight_bytes(QWEN) == pytest.approx(QWEN.weight_bytes / 2, rel=1e-3)
@@ -89,12 +91,12 @@ def test_ranks_hold_their_part_of_weights_kv_and_work():
     assert (sixteen.heads, sixteen.kv_heads) == (2, 1)
     assert sixteen.kv_bytes_per_token == LLAMA.kv_bytes_per_token / 8
     replicated = LLAMA.layers * LLAMA.hidden * LLAMA.head_dim * 2 * 8
-    assert sixteen.linear_parameters * 16 == LLAMA.linear_parameters + replicated
+    assert linear_weights.parameters(sixteen) * 16 == linear_weights.parameters(LLAMA) + replicated
 
 
 def test_stages_hold_their_layers_and_one_of_the_two_tables():
     four = Layout(1, 4)
-    layers = (QWEN.linear_weight_bytes + QWEN.small_parameters * 2) / 4
+    layers = (linear_weights.stored_bytes(QWEN) + linear_weights.of_norms_and_biases(QWEN) * 2) / 4
     assert four.weight_bytes(QWEN) == pytest.approx(layers + QWEN.embedding_bytes, rel=1e-3)
     assert Layout(1, 3).stage(QWEN).layers == 10  # 28 layers: 9, 9, 10
 

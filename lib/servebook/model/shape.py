@@ -106,11 +106,6 @@ class ModelShape:
         return self.experts.per_token / self.experts.count if self.experts else 1.0
 
     @property
-    def linear_parameters(self) -> int:
-        """Parameters in the matrices of all layers, with all experts."""
-        return self._sum("parameters", *LINEAR)
-
-    @property
     def embedding_parameters(self) -> int:
         """vocab · hidden."""
         return self.vocab * self.hidden
@@ -119,16 +114,6 @@ class ModelShape:
     def lm_head_parameters(self) -> int:
         """Parameters of the LM head; 0 if it shares the embedding table."""
         return self._sum("parameters", "head")
-
-    @property
-    def small_parameters(self) -> int:
-        """Parameters in norms, biases and convolutions."""
-        return self._sum("parameters", "small")
-
-    @property
-    def linear_weight_bytes(self) -> int:
-        """Stored bytes of the linear matrices, with their scales."""
-        return self._sum("stored_bytes", *LINEAR)
 
     @property
     def expert_bytes(self) -> int:

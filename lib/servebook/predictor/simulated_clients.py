@@ -60,20 +60,6 @@ class Traffic:
         return self.prompts if isinstance(self.prompts, RequestPlan) and self.prompts.has_conversations else None
 
 
-def seconds_of(r: Request, of: str) -> float | None:
-    """A time of a finished request: ttft_s, tpot_s (None with one output token), e2e_s, queue_s (ready to scheduled),
-    or frontend_s. ttft_s and e2e_s count from its due time."""
-    if of == "ttft_s":
-        return r.first_s - r.due_s
-    if of == "tpot_s":
-        return latency.tpot_s(r.first_s, r.end_s, r.output_tokens)
-    if of == "e2e_s":
-        return r.end_s - r.due_s
-    if of == "queue_s":
-        return r.scheduled_s - r.ready_s
-    return r.ready_s - r.sent_s
-
-
 class MeasuredRequests:
     """The measured requests' times and tokens as columns, in order of completion. kept: the first KEPT as objects."""
 
@@ -104,7 +90,8 @@ class MeasuredRequests:
         return np.array(self._counts[self.COUNTS.index(name)])
 
     def values(self, of: str) -> np.ndarray:
-        """As seconds_of, for every request that has the value."""
+        """A time of every request: ttft_s, tpot_s (of requests with two or more output tokens), e2e_s, queue_s (ready
+        to scheduled), or frontend_s. ttft_s and e2e_s count from the due time."""
         first, end = self.column("first_s"), self.column("end_s")
         if of == "tpot_s":
             tpots = latency.tpots_s(first, end, self.column("output_tokens"))
