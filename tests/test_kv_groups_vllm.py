@@ -10,7 +10,7 @@ import pytest
 from servebook.model.reader import from_config
 from servebook.model.shape import AttentionLayers
 from servebook.predictor import kv_groups
-from test_published_configs import shape
+from test_published_configs import files, shape
 
 pytest.importorskip("vllm")
 MODELS = [
@@ -38,7 +38,8 @@ def specs(kinds: tuple[AttentionLayers, ...], block: int, page: int) -> dict[str
                 mamba_cache_mode="align",
             )  # fmt: skip
         elif a.kind == "latent":
-            spec = vllm.MLAAttentionSpec(num_kv_heads=1, head_size=a.elements, **common)
+            packed = {"dtype": torch.uint8, "state_content_bytes": 656} if 1 < a.element_bytes < 2 else {}
+            spec = vllm.MLAAttentionSpec(num_kv_heads=1, head_size=a.elements, **common | packed)
         elif a.kind == "indexer":
             spec = vllm.MLAAttentionSpec(block_size=block, num_kv_heads=1, head_size=132, dtype=torch.uint8)
         else:
@@ -53,6 +54,21 @@ def specs(kinds: tuple[AttentionLayers, ...], block: int, page: int) -> dict[str
     return out
 
 
+def _config(context: int, in_flight: int, layout: Any, hybrid: bool = True) -> Any:
+    """What vLLM's grouping reads of its configuration."""
+    return SimpleNamespace(
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=not hybrid),
+        cache_config=SimpleNamespace(
+            get_resolved_kv_cache_layout=lambda: layout, num_gpu_blocks_override=None,
+            prefix_cache_retention_interval=None, mamba_cache_mode="align",
+        ),
+        attention_config=SimpleNamespace(hisparse_config=None),
+        model_config=SimpleNamespace(max_model_len=context, hf_config=SimpleNamespace(model_type="x")),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=1),
+        speculative_config=None, num_speculative_tokens=0, max_in_flight_tokens=in_flight,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_pools_are_those_of_vllms_classes(name: str) -> None:
     from vllm.v1.core import kv_cache_utils as vllm
@@ -62,18 +78,82 @@ def test_pools_are_those_of_vllms_classes(name: str) -> None:
     ours = kv_groups.pool(kinds, memory, in_flight=in_flight)
     block = min(g.block for g in ours.groups) if any(a.kind == "state" for a in kinds) else 16
     page = max(g.page for g in ours.groups)
-    config: Any = SimpleNamespace(
-        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=any(a.kind == "chunked" for a in kinds)),
-        cache_config=SimpleNamespace(
-            get_resolved_kv_cache_layout=lambda: KVCacheLayout.LBHNC, num_gpu_blocks_override=None,
-            prefix_cache_retention_interval=None, mamba_cache_mode="align",
-        ),
-        attention_config=SimpleNamespace(hisparse_config=None),
-        model_config=SimpleNamespace(max_model_len=context),
-        parallel_config=SimpleNamespace(decode_context_parallel_size=1),
-        speculative_config=None, num_speculative_tokens=0, max_in_flight_tokens=in_flight,
-    )  # fmt: skip
+    config = _config(context, in_flight, KVCacheLayout.LBHNC, hybrid=all(a.kind != "chunked" for a in kinds))
     groups = vllm.get_kv_cache_groups(config, specs(kinds, block, page))
+    theirs = vllm.get_kv_cache_config_from_groups(config, groups, memory)
+    tokens, concurrency = vllm.get_kv_cache_capacity(config, theirs)
+    assert (ours.blocks, ours.tokens(context)) == (theirs.num_blocks, tokens)
+    assert ours.concurrency(context) == pytest.approx(concurrency)
+
+
+def test_a_sparse_latent_cache_in_fp8_has_deepseeks_format() -> None:
+    from vllm.model_executor.layers.attention.mla_attention import MLAAttention
+
+    layer: Any = SimpleNamespace(
+        kv_cache_dtype="fp8_ds_mla", head_size=576, sliding_window=None, indexer=None,
+        non_causal_multi_token_decode=False,
+    )  # fmt: skip
+    run: Any = SimpleNamespace(
+        cache_config=SimpleNamespace(block_size=64), model_config=SimpleNamespace(dtype=_uint8()),
+        attention_config=SimpleNamespace(use_non_causal=False),
+    )  # fmt: skip
+    page = MLAAttention.get_kv_cache_spec(layer, run).page_size_bytes
+    for s in (shape("nvidia--DeepSeek-V3.2-NVFP4"), shape("deepseek-ai--DeepSeek-V3.2").with_fp8_kv()):
+        assert {a.token_bytes for a in s.attention if a.kind == "latent"} == {page / 64}
+
+
+def _v4_specs(config: dict[str, Any]) -> dict[str, Any]:
+    """What vLLM's own DeepSeek-V4 modules say of their caches, layer by layer, in the order in which they are made."""
+    from vllm.models.deepseek_v4 import attention, compressor
+    from vllm.v1.attention.backends.mla import sparse_swa
+
+    cache: Any = SimpleNamespace(block_size=256, cache_dtype="fp8_ds_mla")
+    run: Any = SimpleNamespace(cache_config=cache)
+    heads, out = {"": 512, ".indexer": 128}, {}
+    for i, rate in enumerate(config["compress_ratios"][: config["num_hidden_layers"]]):
+        own: Any = SimpleNamespace(
+            kv_cache_dtype="fp8_ds_mla", head_dim=512, compress_ratio=rate, cache_config=cache, block_size=64,
+            dtype=_uint8(), window_size=128, packed_bytes_per_token=584, packed_page_alignment=576,
+            bounded_replay=False,
+        )  # fmt: skip
+        out[f"{i}.swa"] = sparse_swa.DeepseekV4SWACache.get_kv_cache_spec(own, run)
+        if rate:
+            out[f"{i}"] = attention.DeepseekV4Attention.get_kv_cache_spec(own, run)
+        if rate == 4:
+            own.head_dim = 132
+            out[f"{i}.index"] = attention.DeepseekV4IndexerCache.get_kv_cache_spec(own, run)
+        for part, head in heads.items():
+            if rate == 4 or (rate and not part):
+                overlap = 1 + (rate == 4)
+                own = SimpleNamespace(
+                    block_size=4 if rate == 4 else 8, state_dim=2 * overlap * head, dtype=_float32(),
+                    sliding_window=overlap * rate,
+                )  # fmt: skip
+                out[f"{i}{part}.states"] = compressor.CompressorStateCache.get_kv_cache_spec(own, run)
+    return out
+
+
+def _uint8() -> Any:
+    import torch
+
+    return torch.uint8
+
+
+def _float32() -> Any:
+    import torch
+
+    return torch.float32
+
+
+@pytest.mark.parametrize("name", ["deepseek-ai--DeepSeek-V4-Flash", "sgl-project--DeepSeek-V4-Pro-FP8"])
+def test_compressed_caches_are_those_of_vllms_modules(name: str) -> None:
+    from vllm.v1.core import kv_cache_utils as vllm
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+
+    context, in_flight, memory = 65_536, 2 * 8192, 60 * 10**9
+    ours = kv_groups.pool(shape(name).attention, memory, in_flight=in_flight)
+    config = _config(context, in_flight, KVCacheLayout.BLHNC)
+    groups = vllm.get_kv_cache_groups(config, _v4_specs(files()[name]["config.json"]))
     theirs = vllm.get_kv_cache_config_from_groups(config, groups, memory)
     tokens, concurrency = vllm.get_kv_cache_capacity(config, theirs)
     assert (ours.blocks, ours.tokens(context)) == (theirs.num_blocks, tokens)

@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 from servebook.common.errors import ServebookError
+from servebook.config.params import HardwareParams
+from servebook.hardware import catalog
 from servebook.model import tree
 from servebook.model.reader import from_config
 from servebook.model.shape import ModelShape
 from servebook.predictor import kv_groups
+from servebook.predictor.fit import on_card
 
 ARCHIVE = Path(__file__).parent / "data" / "published_configs.tar.xz"
 
@@ -112,7 +115,7 @@ def test_caches_states_and_contexts(name: str, kv: int, states: int, context: in
         ("openbmb--MiniCPM-2B", 3.01e9, 40 * 36 * 64 * 2 * 2),
         ("nvidia--Llama-3_3-Nemotron-Super-49B-v1", 49.87e9, 49 * 8 * 128 * 2 * 2),  # 31 of 80 layers do not attend
         ("sgl-project--DeepSeek-V4-Pro-FP8", 1573e9, None),
-        ("MiniMaxAI--MiniMax-M3", 426e9, 60 * 4 * 128 * 2 * 2),
+        ("MiniMaxAI--MiniMax-M3", 426e9, 60 * 4 * 128 * 2 * 2 + 57 * 128 * 2),  # an index beside 57 of 60 layers
         ("microsoft--Phi-3.5-vision", 4.2e9, 32 * 32 * 96 * 2 * 2),
     ],
 )
@@ -136,3 +139,24 @@ def test_gemma_3_27b_on_an_80_gb_card_is_grouped_as_vllm_groups_it() -> None:
     pool = kv_groups.pool(kinds, 15_595 * 10 * 131_072, in_flight=2 * 2048)
     assert (pool.blocks, pool.tokens(131_072)) == (15_595, 202_022)
     assert pool.concurrency(131_072) == pytest.approx(1.54, abs=0.005)
+
+
+def test_sparse_latent_caches_depend_on_the_card() -> None:
+    # vLLM 0.32: fp8_ds_mla (656 bytes) on Hopper if fp8 is asked for, plain fp8 on the B200, where it is GLM's default
+    v32 = "deepseek-ai--DeepSeek-V3.2"
+
+    def latent(name: str, card: str) -> set[float]:
+        gpu = catalog.resolve(HardwareParams(gpu=card))
+        return {a.token_bytes for a in on_card(shape(name), gpu, 8, 1024).shape.attention if a.kind == "latent"}
+
+    given = {n: [latent(n, card) for card in ("H200", "B200", "RTX-PRO-6000")] for n in ("zai-org--GLM-5.1", v32)}
+    assert given == {"zai-org--GLM-5.1": [{1152}, {576}, {656}], v32: [{1152}, {1152}, {656}]}
+
+
+def test_compressed_caches_are_copied_to_every_rank_and_their_heads_are_not() -> None:
+    whole = shape("deepseek-ai--DeepSeek-V4-Flash")
+    rank = whole.rank(4)
+    assert rank.kv_bytes_per_token == whole.kv_bytes_per_token
+    assert {a.heads for a in rank.attention if a.kind in ("sliding", "latent")} == {16}
+    assert whole.state_bytes_per_sequence == 4 * (21 * (8 * 2048 + 8 * 512) + 20 * 128 * 1024)
+    assert whole.with_fp8_kv().attention == whole.attention

@@ -97,6 +97,6 @@ def text(report: dict[str, Any], shape: ModelShape) -> str:
 def _kinds(shape: ModelShape) -> str:
     words = []
     for a in shape.attention:
-        window = f" (window {a.window:,})" if a.window else ""
+        window = f" (window {a.window:,})" if a.window else f" (chooses {a.limit:,})" if a.limit else ""
         words.append(f"{a.layers} {a.kind}{window}")
     return ", ".join(words) + " layers"

@@ -8,7 +8,7 @@ from typing import Any
 from ..common.errors import ServebookError
 from .layers import attention, context_note, context_tokens, layer_count
 from .quantization import Quantization
-from .shape import DTYPE_BYTES, Experts, Matrices, ModelShape
+from .shape import DTYPE_BYTES, AttentionLayers, Experts, Matrices, ModelShape
 from .tree import Tree, Weight
 
 ON_EVERY_RANK = ("q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj", "wq_b", "wk", "weights_proj")
@@ -47,7 +47,7 @@ def shape_of(
         raise ServebookError(
             "the KV cache layout of its layers is not known", where, "Use a model whose layers vLLM can cache"
         )
-    first = next((a for a in kinds if a.kind not in ("state", "indexer")), None)
+    first = next((a for a in kinds if a.kind not in ("state", "indexer", "compressor")), None)
     layers = layer_count(tree, decoder)
     if not layers:
         raise ServebookError("no decoder layers found", where, "Use a decoder-only language model")
@@ -71,8 +71,16 @@ def shape_of(
         weight_bits=quantization.weight_bits if quantization.method != "none" else element_bytes * 8,
         kv_bytes_per_element=kv_bytes,
         tower_bytes_beside=beside * element_bytes,
-        notes=(*tree.notes, *_notes(matrices, beside), *context_note(tree)),
+        notes=(*tree.notes, *_notes(matrices, beside), *_index_note(tree, decoder, kinds), *context_note(tree)),
     )
+
+
+def _index_note(tree: Tree, decoder: str, kinds: tuple[AttentionLayers, ...]) -> tuple[str, ...]:
+    """A note if layers have an index of keys whose cache is not known; else empty."""
+    names = (f"{w.name}.{w.parameter}".removeprefix(decoder) for w in tree.weights if w.name.startswith(decoder))
+    if any(a.kind == "indexer" for a in kinds) or not any(re.search(r"\bindex", n) for n in names):
+        return ()
+    return ("its layers choose what they attend to by an index, whose cache is not counted",)
 
 
 def _notes(matrices: tuple[Matrices, ...], beside: int) -> tuple[str, ...]:

@@ -162,12 +162,14 @@ class ModelShape:
     def kv_bytes_per_token(self) -> int:
         """Cached bytes per token: KV heads · head dimension · 2 (K and V) · bytes per element, summed over the layers
         (post 1, value 1). Latent attention caches its latent vector instead."""
-        return round(sum(a.layers * a.token_bytes for a in self.attention))
+        return round(sum(a.layers * a.token_bytes for a in self.attention if a.kind != "compressor"))
 
     @property
     def state_bytes_per_sequence(self) -> int:
-        """Bytes of state per sequence in state-space and linear-attention layers."""
-        return sum(a.layers * a.state_bytes for a in self.attention)
+        """Bytes of state per sequence: of state-space and linear-attention layers, and of groups of tokens that are
+        still to be compressed."""
+        open_groups = sum(a.layers * (a.window or 0) * a.token_bytes for a in self.attention if a.kind == "compressor")
+        return sum(a.layers * a.state_bytes for a in self.attention) + round(open_groups)
 
     @property
     def compute_dtype(self) -> str:
@@ -207,15 +209,16 @@ class ModelShape:
     @property
     def sliding_window(self) -> int | None:
         """Smallest attention limit of any layer (window, chunk, top-k), in tokens; None if no layer has a limit."""
-        return min((a.limit for a in self.attention if a.limit), default=None)
+        return min((a.limit for a in self.attention if a.limit and a.kind != "compressor"), default=None)
 
     def attended(self, context_tokens: float) -> float:
         """Context tokens attended to by one query: an average over the layers, weighted by KV bytes. Equals
         `context_tokens` if no layer's limit is below it."""
         if self.sliding_window is None or context_tokens <= self.sliding_window:
             return context_tokens
-        whole = sum(a.layers * a.token_bytes for a in self.attention)
-        return sum(a.layers * a.token_bytes * a.attended(context_tokens) for a in self.attention) / whole
+        kinds = [a for a in self.attention if a.kind != "compressor"]
+        whole = sum(a.layers * a.token_bytes for a in kinds)
+        return sum(a.layers * a.token_bytes * a.attended(context_tokens) for a in kinds) / whole
 
     def kv_read_bytes(self, context_tokens: float) -> float:
         """KV bytes that a decode step reads for one sequence."""
@@ -275,8 +278,7 @@ class ModelShape:
 
     def with_fp8_kv(self) -> ModelShape:
         """The same model with an FP8 KV cache."""
-        kinds = tuple(a if a.kind in ("state", "indexer") else replace(a, element_bytes=1) for a in self.attention)
-        return replace(self, attention=kinds, kv_bytes_per_element=1)
+        return replace(self, attention=tuple(a.with_fp8() for a in self.attention), kv_bytes_per_element=1)
 
     def stage(self, stages: int) -> ModelShape:
         """The largest of `stages` pipeline stages, with embeddings and LM head."""

@@ -81,12 +81,15 @@ def grouped(
 ) -> tuple[Group, ...]:
     """The groups of a rank's layers. With chunked attention, windows are not freed."""
     if any(a.kind == "chunked" for a in kinds) or not hybrid:
-        kinds = [replace(a, window=None) if a.kind in ("chunked", "sliding") else a for a in kinds]
+        whole = max((a.block for a in kinds if a.block and a.window is None), default=None)
+        kinds = [replace(a, window=None, block=whole) if a.window and a.kind != "state" else a for a in kinds]
     states = [a for a in kinds if a.kind == "state"]
     cached = [a for a in kinds if a.kind != "state" and a.elements]
     if states and cached:
         block = _block_for_states(cached, states, block)
-    specs = [Group(a.layers, block, math.ceil(block * a.token_bytes), a.window) for a in cached]
+    specs = [Group(a.layers, a.block or block, _page(a, a.block or block), a.window) for a in cached]
+    if any(a.block for a in cached):
+        return _packed(specs)
     if not states:
         if len({g.window for g in specs}) <= 1:
             return _one(specs)
@@ -102,6 +105,35 @@ def _block_for_states(cached: Sequence[AttentionLayers], states: Sequence[Attent
     step = max(block, LATENT_ALIGNMENT) if any(a.kind == "latent" for a in cached) else block
     token = max(a.token_bytes for a in cached)
     return max(block, step * math.ceil(max(a.state_bytes for a in states) / (step * token)))
+
+
+def _page(a: AttentionLayers, block: int) -> int:
+    return a.alignment * math.ceil(round(block * a.token_bytes / a.alignment, 6))
+
+
+def _packed(specs: Sequence[Group]) -> tuple[Group, ...]:
+    """Groups of layers with blocks of their own, whose pages lie side by side in a block (_get_packed_kv_cache_groups):
+    one for layers with the same block and window, several where that is needed to keep a block small."""
+    kinds: dict[tuple[int, int | None], dict[int, int]] = {}
+    for g in specs:
+        pages = kinds.setdefault((g.block, g.window), {})
+        pages[g.page] = pages.get(g.page, 0) + g.layers
+    even = [pages for pages in kinds.values() if len(set(pages.values())) == 1]
+    least = max((max(pages.values()) for pages in even if len(pages) > 1), default=0)
+    size = _least_padding([max(pages.values()) for pages in even], least) if least else 0
+    out = []
+    for (block, window), pages in kinds.items():
+        most = max(pages.values())
+        parts = -(-most // size) if size and pages in even else 1
+        for i in range(parts):
+            layers = {p: n if parts == 1 else len(range(i, most, parts)) for p, n in pages.items()}
+            out.append(Group(1, block, sum(p * n for p, n in layers.items()), window))
+    return tuple(out)
+
+
+def _least_padding(counts: Sequence[int], least: int) -> int:
+    """The size from `least` on for which rounding every count up to its multiple adds least; the largest of equals."""
+    return min(range(least, max(counts) + 1), key=lambda d: (sum(-n % d for n in counts), -d))
 
 
 def _one(specs: Sequence[Group]) -> tuple[Group, ...]:

@@ -73,7 +73,7 @@ class Layout:
 
     def _splits(self, shape: ModelShape, tp: int) -> bool:
         for a in shape.attention:
-            if a.kind in ("state", "indexer"):
+            if a.kind in ("state", "indexer", "compressor"):
                 continue
             if a.heads % tp or not (a.kv_heads % tp == 0 or tp % a.kv_heads == 0):
                 return False

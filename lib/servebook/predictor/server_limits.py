@@ -21,6 +21,7 @@ BIG_GPU_GIB, HUGE_GPU_GIB = 70, 160  # memory from which vLLM's default budgets 
 # memory outside PyTorch, by vLLM's profiling: 0.23 to 0.24 GiB on the H200 runs of 2026-11-29; NCCL's buffers
 NON_TORCH_GIB, NCCL_GIB = 0.25, 0.3
 NAIVE_NON_TORCH_GIB = 0.9  # CUDA context and workspaces of the naive server
+FP8_ON_BLACKWELL = ("glm_moe_dsa",)  # models whose KV cache vLLM makes fp8 there unless told otherwise
 ASYNCHRONOUS_FROM = (0, 14)
 
 
@@ -91,7 +92,7 @@ def server(
     if isinstance(engine, NaiveEngine):
         return _naive_server(name, shape, gpu)
     read = server_flags.with_flags(engine, shape, f"engines.{name}")
-    given, shape = read.engine, read.shape
+    given, shape = read.engine, _as_cached_on(gpu, read.shape)
     known = {**read.facts, **{k: v for k, v in (facts or {}).items() if v is not None}}
     layout = Layout(
         given.tensor_parallel_size, given.pipeline_parallel_size, given.data_parallel_size, given.enable_expert_parallel
@@ -138,6 +139,20 @@ def _naive_server(name: str, shape: ModelShape, gpu: Gpu) -> PredictedServer:
         name, "naive", shape, gpu, SchedulerConfig(max_num_seqs=1), shape.max_context_tokens, ALONE, tokens,
         "memory left after the weights", problem,
     )  # fmt: skip
+
+
+def _as_cached_on(gpu: Gpu, shape: ModelShape) -> ModelShape:
+    """The model with its sparse latent vectors as vLLM 0.32 caches them on this card: plain fp8 instead of fp8_ds_mla
+    on data centre Blackwell (there by default for some), fp8_ds_mla always on workstation Blackwell."""
+    if gpu.generation not in ("blackwell", "blackwell_rtx") or not any(a.sparse_vectors for a in shape.attention):
+        return shape
+    if gpu.generation == "blackwell_rtx":
+        return shape.with_fp8_kv()
+    if shape.family in FP8_ON_BLACKWELL:
+        shape = shape.with_fp8_kv()
+    fp8 = shape.kv_bytes_per_element == 1
+    kinds = tuple(replace(a, element_bytes=1) if fp8 and a.sparse_vectors else a for a in shape.attention)
+    return replace(shape, attention=kinds)
 
 
 def _asynchronous(version: Any, gpu: Gpu) -> bool:
