@@ -67,20 +67,20 @@ def _layer(
     rows = _key_and_value_rows(weights, text)
     if rows is None or any("time_decay" in n for n in weights):  # RWKV's keys and values go into a state
         return out
-    keys, values, head = rows
+    key_rows, value_rows, head = rows
     heads_times_value = ends(weights, "o_proj.weight", "out_proj.weight", "dense.weight", "attn.c_proj.weight")
-    kv_heads = max(1, keys // head)
-    value_dim = values // kv_heads
+    kv_heads = max(1, key_rows // head)
+    value_dim = value_rows // kv_heads
     heads = number(text, "num_attention_heads", "n_head") or kv_heads
     if heads_times_value is not None and value_dim and heads_times_value[-1] % value_dim == 0:
         heads = heads_times_value[-1] // value_dim
     window, limit, how = _window(kind, text)
     one = AttentionLayers(
         kind=how, layers=1, heads=heads, kv_heads=kv_heads, key_dim=head, value_dim=value_dim,
-        decode_dim=head + value_dim, elements=keys + values, element_bytes=kv_bytes, window=window, limit=limit,
+        decode_dim=head + value_dim, elements=key_rows + value_rows, element_bytes=kv_bytes, window=window, limit=limit,
     )  # fmt: skip
-    if (index := key_index(weights, text, element_bytes)) is not None:
-        return [*out, replace(one, limit=index[1]), index[0]]
+    if (keys := key_index(weights, text, element_bytes)) is not None:
+        return [*out, replace(one, limit=keys[1]), keys[0]]
     return [*out, one]
 
 

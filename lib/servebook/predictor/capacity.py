@@ -202,9 +202,10 @@ def _what_ifs(base: Forecaster, shape: ModelShape) -> list[tuple[str, Forecaster
         fp8 = shape.with_fp8_weights()
         freed = s.layout.kv_tokens(shape, s.layout.weight_bytes(shape) - s.layout.weight_bytes(fp8))
         out.append(("fp8 weights", _with(base, shape=fp8, kv_tokens=s.kv_tokens + freed)))
-    if shape.kv_bytes_per_element > 1:
-        fp8 = shape.with_fp8_kv()
-        out.append(("fp8 KV cache", _with(base, shape=fp8, kv_tokens=int(s.kv_tokens * shape.kv_bytes_per_element))))
+    fp8 = shape.with_fp8_kv()
+    if fp8.kv_bytes_per_token < shape.kv_bytes_per_token:
+        more = shape.kv_bytes_per_token / fp8.kv_bytes_per_token
+        out.append(("fp8 KV cache", _with(base, shape=fp8, kv_tokens=int(s.kv_tokens * more))))
     for factor in (0.5, 2):
         budget = int(config.max_num_batched_tokens * factor)
         if budget >= config.max_num_seqs:
