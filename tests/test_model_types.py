@@ -192,6 +192,18 @@ MINICPM_V = {
         "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14,
     },
 }  # fmt: skip
+DEEPSEEK_OCR = {
+    "architectures": ["DeepseekOCRForCausalLM"], "model_type": "deepseek_vl_v2",
+    "projector_config": {"input_dim": 2048, "n_embed": 1280, "projector_type": "linear"},
+    "vision_config": {"image_size": 1024, "model_name": "deeplip_b_l"}, "language_config": {
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "hidden_size": 1280,
+        "intermediate_size": 6848, "num_hidden_layers": 12, "num_attention_heads": 10, "num_key_value_heads": 10,
+        "vocab_size": 129_280, "max_position_embeddings": 8192, "moe_intermediate_size": 896, "n_routed_experts": 64,
+        "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "kv_lora_rank": None,
+        "q_lora_rank": None, "qk_nope_head_dim": 0, "qk_rope_head_dim": 0, "v_head_dim": 0, "use_mla": False,
+        "topk_method": "greedy", "n_group": 1, "topk_group": 1,
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -202,6 +214,7 @@ MINICPM_V = {
         (EXAONE_3, 7.82e9, 7.82e9, 32 * 8 * 128 * 2 * 2),  # its own names for layers and norms
         (INTERNVL, 30.85e9, 3.35e9, 48 * 4 * 128 * 2 * 2),  # the decoder's configuration is llm_config
         (MINICPM_V, 8.10e9, 7.61e9, 28 * 4 * 128 * 2 * 2),  # its resampler is moved to a device
+        (DEEPSEEK_OCR, 3.31e9, 0.738e9, 12 * 10 * 128 * 2 * 2),  # no latent attention under DeepSeek-V2's type
         (STEP_3, 321e9, 38.8e9, 61 * 256 * 2 * 2),  # queries of low rank beside keys and values
     ],
 )  # fmt: skip
@@ -229,6 +242,14 @@ def test_the_last_vllm_that_had_a_model_is_named() -> None:
     pytest.importorskip("vllm")
     with pytest.raises(ServebookError, match=r"vLLM 0\.\d+\.\d+ was the last"):
         shape(model_type="qwen", architectures=["QWenLMHeadModel"])
+    bamba = shape(model_type="bamba", architectures=["BambaForCausalLM"])
+    assert any("vLLM 0.23.0 was the last" in note for note in bamba.notes)
+
+
+def test_a_head_that_only_a_class_ties_is_said() -> None:
+    open_to_both = {"model_type": "mistral3", "text_config": {"model_type": "mistral"}}
+    assert any("own has 0.26 GB more" in note for note in shape(**open_to_both).notes)
+    assert not any("LM head" in note for note in shape(**open_to_both, tie_word_embeddings=True).notes)
 
 
 def test_what_cannot_be_built_here_is_said() -> None:
@@ -251,7 +272,9 @@ def test_a_latent_head_may_have_no_dimension_of_its_own() -> None:
     )
 
 
-@pytest.mark.parametrize("model_type", ["jetmoe", "xlstm", "ctrl", "moshi", "bert", "gpt-sw3", "reformer", "rwkv"])
+@pytest.mark.parametrize(
+    "model_type", ["jetmoe", "xlstm", "ctrl", "moshi", "bert", "gpt-sw3", "reformer", "rwkv", "mllama"]
+)
 def test_what_is_not_known_is_refused_in_one_line(model_type: str) -> None:
     with pytest.raises(ServebookError) as told:
         shape(model_type=model_type)

@@ -92,6 +92,11 @@ def _notes(matrices: tuple[Matrices, ...], beside: int) -> tuple[str, ...]:
 
 def _decoder(tree: Tree, where: str) -> str:
     """The name of the module that holds token embeddings and layers."""
+    if any(".cross_attn." in w.name for w in tree.weights):
+        raise ServebookError(
+            "its decoder attends to images by layers of cross-attention", where,
+            "Use another model: no vLLM after 0.10 serves such layers",
+        )  # fmt: skip
     stacks = [m.group(1) for w in tree.weights if (m := STACK.match(w.name))]
     tables = [w for w in tree.weights if w.kind == "embedding" and w.name.rpartition(".")[0] in set(stacks)]
     if not tables:

@@ -8,12 +8,13 @@ import functools
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..common.errors import ServebookError
 from ..config.params import ModelParams
-from . import checkpoint_formats
+from . import checkpoint_formats, vllm_blueprint
 from .counting import shape_of
 from .quantization import none as unquantized
 from .quantization import online
@@ -81,7 +82,25 @@ def from_config(
             "Leave quantization out",
         )
     stored = stored or (online(quantization) if quantization else unquantized())
-    return shape_of(tree_of(config, where), stored, name=name, dtype=dtype, kv_cache_dtype=kv_cache_dtype, where=where)
+    shape = shape_of(tree_of(config, where), stored, name=name, dtype=dtype, kv_cache_dtype=kv_cache_dtype, where=where)
+    return replace(shape, notes=(*shape.notes, *_notes(config, text, shape)))
+
+
+def _notes(config: dict[str, Any], text: Any, shape: ModelShape) -> list[str]:
+    """What the file leaves open, and whether vLLM has dropped the model."""
+    notes = []
+    if isinstance(text, dict) and shape.tied_embeddings and "tie_word_embeddings" not in config:
+        size = shape.embedding_parameters * shape.element_bytes / 1e9
+        notes.append(
+            "its class ties the LM head to the embedding, the file does not say so: "
+            f"a checkpoint with a head of its own has {size:.2f} GB more"
+        )
+    named = [last for a in config.get("architectures") or [] if (last := vllm_blueprint.last_version(str(a)))]
+    if named:
+        notes.append(
+            f"vLLM {named[0]} was the last with a class for it; a newer one needs transformers' code, if at all"
+        )
+    return notes
 
 
 def read_config(model: ModelParams, base: Path) -> tuple[dict[str, Any], str]:

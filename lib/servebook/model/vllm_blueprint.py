@@ -47,11 +47,20 @@ def _registry() -> dict[str, tuple[str, str]]:
     return found
 
 
-def _until(architecture: str) -> str:
-    """A text that names the last vLLM version with the model, from its registry; empty if none is listed."""
-    text = (home() / "model_executor" / "models" / "registry.py").read_text(encoding="utf-8")
+@cache
+def last_version(architecture: str) -> str | None:
+    """The last vLLM version with a class for the model, from its registry; None if it is not listed as dropped."""
+    try:
+        text = (home() / "model_executor" / "models" / "registry.py").read_text(encoding="utf-8")
+    except (NotKnown, OSError):
+        return None
     found = re.search(rf'"{re.escape(architecture)}": "([0-9.]+)"', text)
-    return f": vLLM {found.group(1)} was the last that did" if found else ""
+    return found.group(1) if found else None
+
+
+def _until(architecture: str) -> str:
+    last = last_version(architecture)
+    return f": vLLM {last} was the last that did" if last else ""
 
 
 def _files(module: str) -> list[Path]:
@@ -192,7 +201,9 @@ def _inner(vllm_config: Any = None, hf_config: Any = None, architectures: Any = 
     config = hf_config or vllm_config.model_config.hf_config
     name = mappings()["MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"].get(str(getattr(config, "model_type", "")))
     if name and not isinstance(config, Settings):
-        with contextlib.suppress(NotReadable, AttributeError):  # of a configuration class that is vLLM's own
+        with contextlib.suppress(
+            NotReadable, AttributeError, TypeError
+        ):  # vLLM's own class takes what this one does not
             return find(module_of(config.model_type), "modeling", name)(config)  # type: ignore[no-any-return]
     named = architectures or getattr(config, "architectures", None) or [""]
     return _class(str(named[0]))(vllm_config=_Engine(config), prefix="")  # type: ignore[no-any-return]
