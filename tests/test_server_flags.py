@@ -9,8 +9,9 @@ from servebook.common.errors import ServebookError
 from servebook.config.engines import VllmEngine
 from servebook.config.params import ModelParams
 from servebook.hardware.catalog import catalog
-from servebook.model.reader import read_shape
+from servebook.model.reader import from_config, read_shape
 from servebook.predictor.server_limits import PredictedServer, server
+from test_published_configs import files
 
 SHAPE = read_shape(ModelParams(config="qwen2.5-7b", weights="dummy"), Path("."))
 
@@ -45,6 +46,8 @@ def test_a_flag_does_what_the_parameter_of_its_name_does() -> None:
         (("-cc.cudagraph_mode=NONE",), ("--compilation-config", '{"cudagraph_mode": "NONE"}')),
         (("--cudagraph-capture-sizes", "1", "2", "64"), ("--max-cudagraph-capture-size", "64")),
         (('--compilation-config={"cudagraph_capture_sizes": [1, 64]}',), ("--max-cudagraph-capture-size=64",)),
+        (("-cc.cudagraph_capture_sizes=[1, 64]",), ("--max-cudagraph-capture-size=64",)),
+        (("--dtype", "half"), ()),
         (("-ep", "-dp", "2"), ("--enable-expert-parallel", "--data_parallel_size=2")),
         (("--enable-chunked-prefill", "--load-format", "dummy", "--no-enable-log-requests"), ()),
     ],
@@ -80,8 +83,10 @@ def test_fewer_captured_tokens() -> None:
         (("--kv-transfer-config", '{"kv_connector":"NixlConnector"}'), "--kv-transfer-config"),
         (("--quantization", "mxfp4"), "--quantization mxfp4"),
         (("--compilation-config", '{"mode": 0}'), "--compilation-config (mode)"),
-        (("-sc.num_speculative_tokens=3",), "--sc.num-speculative-tokens"),
+        (("-sc.num_speculative_tokens=3",), "--speculative-config.num-speculative-tokens"),
         (("--cpu-offload-gb=10",), "--cpu-offload-gb"),
+        (("-dcp", "2"), "--decode-context-parallel-size"),
+        (("-sc", '{"method": "mtp"}'), "--speculative-config"),
     ],
 )
 def test_each_flag_that_is_not_modelled_is_named_alone(flags: tuple[str, ...], named: str) -> None:
@@ -102,8 +107,29 @@ def test_what_is_not_modelled_is_named_and_what_has_no_weight_is_not() -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", [("--max-num-seqs", "many"), ("--gpu-memory-utilization", "1.5"), ("-tp", "0"), ("-cc", "3")]
+    "flags",
+    [
+        ("--max-num-seqs", "many"),
+        ("--gpu-memory-utilization", "1.5"),
+        ("-tp", "0"),
+        ("-cc", "3"),
+        ("--kv-cache-dtype",),
+    ],
 )
-def test_a_value_that_is_none_is_one_line(flags: tuple[str, str]) -> None:
+def test_a_value_that_is_none_is_one_line(flags: tuple[str, ...]) -> None:
     with pytest.raises(ServebookError, match=r"engines\.vllm\.extra_args"):
         served(*flags)
+
+
+def test_towers_are_left_out_or_said_to_be_counted() -> None:
+    vision = from_config(files()["Qwen--Qwen2.5-VL-7B-Instruct"]["config.json"], name="x")
+    card = catalog()["H200"]
+
+    def with_flag(*flags: str) -> PredictedServer:
+        return server("vllm", VllmEngine(kind="vllm", extra_args=list(flags)), vision, card)
+
+    text, whole = with_flag("--language-model-only"), with_flag()
+    assert text.kv_tokens > whole.kv_tokens and not any("towers" in n for n in text.notes)
+    assert any("the towers are counted" in n for n in with_flag("--limit-mm-per-prompt", '{"image": 0}').notes)
+    assert with_flag("--limit-mm-per-prompt", '{"image": 2}').notes == whole.notes
+    assert not served("--limit-mm-per-prompt", '{"image": 0}', "--language-model-only").notes

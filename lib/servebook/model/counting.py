@@ -8,7 +8,7 @@ from typing import Any
 from ..common.errors import ServebookError
 from .layers import attention, context_note, context_tokens, layer_count
 from .quantization import Quantization
-from .shape import DTYPE_BYTES, AttentionLayers, Experts, Matrices, ModelShape
+from .shape import DTYPE_BYTES, TOWERS, AttentionLayers, Experts, Matrices, ModelShape
 from .tree import Tree, Weight
 
 ON_EVERY_RANK = ("q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj", "wq_b", "wk", "weights_proj")
@@ -87,7 +87,7 @@ def _notes(matrices: tuple[Matrices, ...], beside: int) -> tuple[str, ...]:
     towers = sum(m.parameters for m in matrices if m.part == "tower") + beside
     if not towers:
         return ()
-    return (f"vision and audio towers ({towers / 1e9:.2f}e9 parameters) take memory; only text requests are predicted",)
+    return (f"{TOWERS} ({towers / 1e9:.2f}e9 parameters) take memory; only text requests are predicted",)
 
 
 def _decoder(tree: Tree, where: str) -> str:

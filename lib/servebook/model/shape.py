@@ -280,6 +280,17 @@ class ModelShape:
         """The same model with an FP8 KV cache."""
         return replace(self, attention=tuple(a.with_fp8() for a in self.attention), kv_bytes_per_element=1)
 
+    @property
+    def towers(self) -> bool:
+        """Whether vision or audio towers take memory."""
+        return bool(self.tower_bytes_beside) or any(m.part == "tower" for m in self.matrices)
+
+    def without_towers(self) -> ModelShape:
+        """The same model without its towers, as a server of text alone loads it."""
+        matrices = tuple(m for m in self.matrices if m.part != "tower")
+        notes = tuple(n for n in self.notes if not n.startswith(TOWERS))
+        return replace(self, matrices=matrices, tower_bytes_beside=0, notes=notes)
+
     def stage(self, stages: int) -> ModelShape:
         """The largest of `stages` pipeline stages, with embeddings and LM head."""
         return self if stages == 1 else self.with_layers(-(-self.layers // stages))
@@ -318,4 +329,5 @@ class ModelShape:
         )  # fmt: skip
 
 
+TOWERS = "vision and audio towers"  # how the note on them begins
 LINEAR = ("attention", "mlp", "experts", "router", "state")

@@ -38,7 +38,11 @@ COUNTED = {
     "block-size": "block_size", "num-gpu-blocks-override": "kv_blocks", "kv-cache-memory-bytes": "kv_bytes",
     "max-cudagraph-capture-size": "captured_tokens",
 }  # fmt: skip
-SAME = {"device-memory-utilization": "gpu-memory-utilization", "cc": "compilation-config", "O": "optimization-level"}
+SAME = {
+    "device-memory-utilization": "gpu-memory-utilization", "cc": "compilation-config", "O": "optimization-level",
+    "sc": "speculative-config", "ac": "attention-config", "dc": "diffusion-config", "n": "nnodes", "r": "node-rank",
+    "dcp": "decode-context-parallel-size", "pcp": "prefill-context-parallel-size", "asc": "api-server-count",
+}  # fmt: skip
 # flags that a search for a set-up sets itself
 SEARCHED = {*SIZES, *SWITCHES, "quantization", "q", "kv-cache-dtype"} - {
     "max-model-len", "enforce-eager", "no-enforce-eager",
@@ -51,7 +55,7 @@ SILENT = re.compile(
     r"|ssl-.*|middleware|response-role|return-tokens-as-token-ids|enable-request-id-headers"
     r"|distributed-executor-backend|hf-token|config-format|skip-tokenizer-init|model|task|runner"
     r"|enable-server-load-tracking|enable-prompt-tokens-details|enable-force-include-usage|show-hidden-metrics.*"
-    r"|otlp-traces-endpoint|collect-detailed-traces|limit-mm-per-prompt|allowed-local-media-path|override-generation.*"
+    r"|otlp-traces-endpoint|collect-detailed-traces|allowed-local-media-path|override-generation.*"
     r"|data-parallel-(address|rpc-port|backend)|device|numa.*|.*-parser-plugin|enable-ssl-refresh|disable-fastapi-docs"
     r"|enable-offline-docs|uds|h11-.*|log-.*|logging-config|kv-cache-metrics.*|disable-access-log-.*|shutdown-timeout"
     r"|trust-request-.*|default-chat-template-kwargs|exclude-tools-when-.*|tool-server|enable-tokenizer-info-endpoint"
@@ -94,7 +98,14 @@ def with_flags(engine: BatchingEngine, shape: ModelShape, where: str) -> WithFla
             out.facts["captured_tokens"] = max(_count(flag, v, where) for v in re.split(r"[\s,]+", value or ""))
         elif flag == "gpu-memory-utilization":
             changes["gpu_memory_utilization"] = _share(flag, value, where)
+        elif flag == "language-model-only":
+            out.shape = out.shape.without_towers()
+        elif flag.partition(".")[0] == "limit-mm-per-prompt":
+            if out.shape.towers and re.search(r"\b0\b", value or ""):
+                unread.append(f"--{flag} (the towers are counted)")
         elif flag in MODEL:
+            if value is None:
+                raise ServebookError(f"--{flag} has no value", f"{where}.extra_args", "Give one or remove it")
             changed = MODEL[flag](out.shape, str(value))
             if changed is None:
                 unread.append(f"--{flag} {value}")
@@ -129,7 +140,7 @@ def _compilation(flag: str, value: str | None, facts: dict[str, Any], where: str
     """The keys of --compilation-config that are not modelled. Its CUDA graph settings are added to `facts`."""
     name, _, key = flag.partition(".")
     try:
-        given = {key.replace("-", "_"): value} if key else json.loads(value or "")
+        given = {key.replace("-", "_"): _plain(value)} if key else json.loads(value or "")
         items = list(given.items())
     except (ValueError, AttributeError):
         raise ServebookError(f"--{name} is {value!r}, not a JSON object", f"{where}.extra_args", "Correct it") from None
@@ -144,6 +155,14 @@ def _compilation(flag: str, value: str | None, facts: dict[str, Any], where: str
         else:
             unread.append(f"--{name} ({key})")
     return unread
+
+
+def _plain(value: str | None) -> Any:
+    """A value of a JSON flag's key: JSON, or else the text itself."""
+    try:
+        return json.loads(value or "")
+    except ValueError:
+        return value
 
 
 def pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
@@ -216,6 +235,7 @@ def _quantization(shape: ModelShape, value: str) -> ModelShape | None:
 
 
 def _dtype(shape: ModelShape, value: str) -> ModelShape | None:
+    value = {"half": "float16", "float": "float32"}.get(value, value)
     return shape if value in ("auto", shape.dtype) or {value, shape.dtype} == {"bfloat16", "float16"} else None
 
 
@@ -224,5 +244,5 @@ MODEL: Mapping[str, Callable[[ModelShape, str], ModelShape | None]] = {
 }  # fmt: skip
 KNOWN = {
     *SIZES, *SWITCHES, *FACTS, *COUNTED, *SAME, *MODEL, "gpu-memory-utilization", "optimization-level",
-    "compilation-config", "cudagraph-capture-sizes",
+    "compilation-config", "cudagraph-capture-sizes", "language-model-only", "limit-mm-per-prompt",
 }  # fmt: skip
