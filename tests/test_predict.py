@@ -90,6 +90,17 @@ def test_what_streams_and_samples_how_fast():
     sampling = {n: p["host_per_sequence_s"].value for n, p in priors.items()}
     assert sampling["L4"] > 2 * sampling["A40"] and sampling["H200"] < 2e-6
     assert sampling["L4"] == pytest.approx(0.5e-6 + 30 * SHAPE.vocab / rate["L4"])
+    # the slower memory of an H100 is used better, an L40S's 8-bit GEMMs read more slowly than its 16-bit ones
+    fp8 = model.read_shape(ModelParams(config="qwen2.5-7b", weights="dummy", quantization="fp8"), ROOT)
+    found = {
+        (n, s.quantization): vllm_priors(s, hardware.catalog()[n])["bandwidth_share"].value
+        for s in (SHAPE, fp8)
+        for n in ("H100-SXM", "H200", "H100-PCIe", "L40S", "B200")
+    }
+    sixteen, eight = SHAPE.quantization, fp8.quantization
+    assert [found[n, sixteen] for n in ("H100-SXM", "H200", "H100-PCIe", "L40S")] == [0.93, 0.90, 0.90, 0.84]
+    assert found["H100-SXM", eight] == pytest.approx(0.868) and found["H200", eight] == pytest.approx(0.84)
+    assert found["L40S", eight] == pytest.approx(0.731, abs=1e-3) and found["B200", eight] == pytest.approx(0.792)
     eager = vllm_priors(SHAPE, cards["A40"], {"cuda_graphs": False})["host_s"].value
     assert eager - priors["A40"]["host_s"].value == pytest.approx(SHAPE.layers * 13e-6)
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..hardware.catalog import Gpu
 from ..model.reader import ModelShape
 from .attention import HOPPER_KV_SHARE
@@ -70,17 +72,16 @@ def _kernel_priors(shape: ModelShape, gpu: Gpu, backend: str) -> dict[str, Prior
         gemm = "8-bit GEMMs with one scale per token; on aiconfigurator's H200, 2,048 tokens take 25 ms instead of 40"
     kv_reads = "fraction of the datasheet's bandwidth at which decode attention reads KV (aiconfigurator's tables)"
     kv = {"hopper": (HOPPER_KV_SHARE, 0.03), "blackwell": (0.87, 0.04)}.get(gpu.generation, (0.79, 0.05))
-    stream, matmul, exposed, attention = (0.84, 0.035), (0.70, 0.10), (0.30, 0.10), (0.45, 0.10)
+    matmul, exposed, attention = (0.70, 0.10), (0.30, 0.10), (0.45, 0.10)
     if gpu.generation in ("hopper", "blackwell"):
         # warp-specialized kernels, from an H200's first run and its repeat. Decodes: 16 instead of 1 sequences of 8,192
         # tokens read 7.1 GB more KV in 1.6 ms; 64 instead of 1 of 512 tokens add at most 4 µs each beyond the KV reads.
         # Prefills: single prompts of 2,048 to 16,384 tokens take 42 ms of GEMMs per 2,048 tokens, and attention reaches
         # 52 % of dense peak
-        stream, matmul, exposed, attention = (0.90, 0.03), (0.67, 0.08), (0.25, 0.08), (0.52, 0.05)
+        matmul, exposed, attention = (0.67, 0.08), (0.25, 0.08), (0.52, 0.05)
     if eight_bit:
-        stream, matmul, exposed = (0.84, 0.04), (0.60, 0.08), (0.30, 0.10)
-    if gpu.generation == "ampere":
-        stream = min(AMPERE_STREAM, AMPERE_BYTES_PER_S / gpu.bytes_per_s), stream[1]
+        matmul, exposed = (0.60, 0.08), (0.30, 0.10)
+    stream = _stream(gpu, eight_bit)
     if (capped := _sustained(gpu)) < matmul[0]:
         matmul, gemm = (capped, 0.15 * capped), "fraction of the peak that the board's power sustains (see _sustained)"
     return {
@@ -127,6 +128,24 @@ def _power_priors(gpu: Gpu) -> dict[str, Prior]:
 # smaller Ampere cards are bound by their memory: the fraction of the datasheet's bandwidth is chosen with an A100-40's
 # TPOT at C = 1 in view
 AMPERE_BYTES_PER_S, AMPERE_STREAM = 1.56e12, 0.86
+
+# Shares of the datasheet's bandwidth at which GEMMs of 1 to 16 rows read weights, from the slope of time over bytes in
+# the tables of aiconfigurator 0.12 (vLLM 0.24, 158 matrices of over 25M weights). 16 bits: H200 0.85, H100 0.88: one
+# kernel on the same SMs comes nearer to the limit of a slower memory. The level is from own runs (H200: 0.90, in 8 bits
+# 0.84); the tables give the ratios. 8 bits relative to 16: H200 0.945, H100 0.95, B200 0.88, L40S 0.87, RTX PRO 6000
+# 0.965. No table has an H100 PCIe: as the H200
+HOPPER_STREAM = {3.35e12: 0.93, 4.8e12: 0.90}
+EIGHT_BIT_STREAM = {"hopper": 0.84 / 0.90, "blackwell": 0.88, "ada": 0.87, "blackwell_rtx": 0.965}
+
+
+def _stream(gpu: Gpu, eight_bit: bool) -> tuple[float, float]:
+    """Prior (mean, sd) of the fraction of the datasheet's bandwidth at which GEMMs of few rows read weights."""
+    share, sd = (0.90, 0.03) if gpu.generation in ("hopper", "blackwell") else (0.84, 0.035)
+    if gpu.generation == "hopper" and gpu.bytes_per_s >= min(HOPPER_STREAM):
+        share = float(np.interp(gpu.bytes_per_s, list(HOPPER_STREAM), list(HOPPER_STREAM.values())))
+    elif gpu.generation == "ampere":
+        share = min(AMPERE_STREAM, AMPERE_BYTES_PER_S / gpu.bytes_per_s)
+    return (share * EIGHT_BIT_STREAM.get(gpu.generation, 1.0), 0.04) if eight_bit else (share, sd)
 
 # 16-bit TFLOP/s per watt of the board's cap that large GEMMs sustain: medians over GEMMs of 2,048 rows, 4,096 or wider,
 # in the tables of aiconfigurator 0.12 (vLLM 0.14 to 0.24): L40S 250 of 362 at 350 W, H100 821 of 989 at 700 W, A100
