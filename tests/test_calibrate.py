@@ -94,6 +94,25 @@ def test_a_server_without_asynchronous_scheduling_is_calibrated_as_one():
     assert other.constants["bandwidth_share"] < 0.99 * truth["bandwidth_share"]
 
 
+def test_an_output_rate_tells_less_than_a_token_time():
+    """A run's output rate also holds its start and end and its client's pauses."""
+
+    def simulated(times, p):
+        step = times.decode(4, 4 * p.prompt_tokens)
+        tpot = step[0] + step[1] * 4 * p.prompt_tokens
+        return {"tpot": tpot, "output": 4 / tpot}
+
+    prior = {n: p.value for n, p in vllm_priors(SHAPE, A40).items()}
+    at_prior = simulated(VllmTimes(SHAPE, A40, prior), point(512, None, None))
+    crowd = {"concurrency": 4, "ttft": None}
+    found = [
+        calibrate("vllm", SHAPE, A40, [point(512, tpot=tpot, output_tok_per_s=rate, **crowd)], simulated=simulated)
+        for tpot, rate in ((at_prior["tpot"] / 1.06, None), (None, at_prior["output"] * 1.06))
+    ]
+    by_tpot, by_rate = (c.constants["bandwidth_share"] - prior["bandwidth_share"] for c in found)
+    assert 0 < by_rate < 0.5 * by_tpot
+
+
 def test_what_all_crowd_points_get_wrong_alike_counts_once():
     many = [(f"ttft C={c} 512/128", 0.3, 0.12) for c in range(2, 12)]
     apart = _apart(many)

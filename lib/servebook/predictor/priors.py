@@ -129,23 +129,27 @@ def _power_priors(gpu: Gpu) -> dict[str, Prior]:
 # TPOT at C = 1 in view
 AMPERE_BYTES_PER_S, AMPERE_STREAM = 1.56e12, 0.86
 
-# Shares of the datasheet's bandwidth at which GEMMs of 1 to 16 rows read weights, from the slope of time over bytes in
-# the tables of aiconfigurator 0.12 (vLLM 0.24, 158 matrices of over 25M weights). 16 bits: H200 0.85, H100 0.88: one
-# kernel on the same SMs comes nearer to the limit of a slower memory. The level is from own runs (H200: 0.90, in 8 bits
-# 0.84); the tables give the ratios. 8 bits relative to 16: H200 0.945, H100 0.95, B200 0.88, L40S 0.87, RTX PRO 6000
-# 0.965. No table has an H100 PCIe: as the H200
-HOPPER_STREAM = {3.35e12: 0.93, 4.8e12: 0.90}
-EIGHT_BIT_STREAM = {"hopper": 0.84 / 0.90, "blackwell": 0.88, "ada": 0.87, "blackwell_rtx": 0.965}
+# Shares of the datasheet's bandwidth at which GEMMs of 1 to 16 rows read weights, {bytes/s: (16 bits, 8 bits)}. H200:
+# own runs. H100 (SXM): in the tables of aiconfigurator 0.12 (vLLM 0.24, 158 matrices of over 25M weights) a GB takes 95 µs
+# longer than on an H200, in 16 and in 8 bits, where equal shares of both datasheets would be 100 and 107: the same SMs
+# come nearer to the limit of a slower memory. No table has an H100 PCIe: as the H200
+HOPPER_STREAM = {3.35e12: (0.915, 0.87), 4.8e12: (0.90, 0.84)}
+# 8-bit GEMMs relative to 16-bit ones, from the slopes of time over bytes in the same tables: B200, L40S, RTX PRO 6000
+EIGHT_BIT_STREAM = {"blackwell": 0.88, "ada": 0.87, "blackwell_rtx": 0.965}
 
 
 def _stream(gpu: Gpu, eight_bit: bool) -> tuple[float, float]:
     """Prior (mean, sd) of the fraction of the datasheet's bandwidth at which GEMMs of few rows read weights."""
-    share, sd = (0.90, 0.03) if gpu.generation in ("hopper", "blackwell") else (0.84, 0.035)
-    if gpu.generation == "hopper" and gpu.bytes_per_s >= min(HOPPER_STREAM):
-        share = float(np.interp(gpu.bytes_per_s, list(HOPPER_STREAM), list(HOPPER_STREAM.values())))
-    elif gpu.generation == "ampere":
+    sd = 0.04 if eight_bit else 0.03 if gpu.generation in ("hopper", "blackwell") else 0.035
+    if gpu.generation == "hopper":
+        shares = [of[eight_bit] for of in HOPPER_STREAM.values()]
+        slow = gpu.bytes_per_s < min(HOPPER_STREAM)
+        return (shares[-1] if slow else float(np.interp(gpu.bytes_per_s, list(HOPPER_STREAM), shares))), sd
+    share = 0.90 if gpu.generation == "blackwell" else 0.84
+    if gpu.generation == "ampere":
         share = min(AMPERE_STREAM, AMPERE_BYTES_PER_S / gpu.bytes_per_s)
-    return (share * EIGHT_BIT_STREAM.get(gpu.generation, 1.0), 0.04) if eight_bit else (share, sd)
+    return (share * EIGHT_BIT_STREAM.get(gpu.generation, 1.0) if eight_bit else share), sd
+
 
 # 16-bit TFLOP/s per watt of the board's cap that large GEMMs sustain: medians over GEMMs of 2,048 rows, 4,096 or wider,
 # in the tables of aiconfigurator 0.12 (vLLM 0.14 to 0.24): L40S 250 of 362 at 350 W, H100 821 of 989 at 700 W, A100
