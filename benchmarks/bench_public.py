@@ -42,8 +42,8 @@ SAMPLES = 8
 MOST, MOST_DRAWN, MOST_LEARNED = 1500, 400, 200  # requests of a simulated row
 # Sources in whose view constants of priors.py and steptime.py were chosen: the host's time a step (aic-silicon), small
 # all-reduces over PCIe (dennislee-a100), launches in eager mode (cssnoeasy-a100). All other constants are from kernel
-# tables and from runs on H200s. The widths of intervals on others' loads (intervals.FORM_ERROR) are the size of the
-# residuals of all sources.
+# tables and from runs on H200s. The widths of intervals on others' loads (intervals.FORM_ERROR) and how little a TTFT
+# and an output rate of several clients teach a calibration (calibration.CROWD) follow the residuals of all sources.
 LEARNED = frozenset({"aic-silicon", "dennislee-a100", "cssnoeasy-a100"})
 
 

@@ -130,9 +130,9 @@ def _power_priors(gpu: Gpu) -> dict[str, Prior]:
 AMPERE_BYTES_PER_S, AMPERE_STREAM = 1.56e12, 0.86
 
 # Shares of the datasheet's bandwidth at which GEMMs of 1 to 16 rows read weights, {bytes/s: (16 bits, 8 bits)}. H200:
-# own runs. H100 (SXM): in the tables of aiconfigurator 0.12 (vLLM 0.24, 158 matrices of over 25M weights) a GB takes 95 µs
-# longer than on an H200, in 16 and in 8 bits, where equal shares of both datasheets would be 100 and 107: the same SMs
-# come nearer to the limit of a slower memory. No table has an H100 PCIe: as the H200
+# own runs. H100 (SXM): in the tables of aiconfigurator 0.12 (vLLM 0.24, 158 matrices of over 25M weights) a GB takes
+# 95 µs longer than on an H200, in 16 and in 8 bits, where equal shares of both datasheets would be 100 and 107: the
+# same SMs come nearer to the limit of a slower memory. No table has an H100 PCIe: as the H200
 HOPPER_STREAM = {3.35e12: (0.915, 0.87), 4.8e12: (0.90, 0.84)}
 # 8-bit GEMMs relative to 16-bit ones, from the slopes of time over bytes in the same tables: B200, L40S, RTX PRO 6000
 EIGHT_BIT_STREAM = {"blackwell": 0.88, "ada": 0.87, "blackwell_rtx": 0.965}
