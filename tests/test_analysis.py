@@ -87,7 +87,7 @@ def test_a_waterfall_is_drawn_for_the_largest_measured_concurrency_that_was_pred
         {"sweep": "s", "point": f"c{c:04d}", "waterfall": [["roofline says", 0.01], ["host", 0.002]]} for c in (1, 2)
     ]
     (drawn,) = analysis.waterfalls(points, predicted, "vllm")
-    assert drawn["measured"] == 0.02 and drawn["parts"][0] == ("roofline says", 0.01)
+    assert drawn["measured"] == 0.02 and drawn["parts"][0] == ("roofline bound", 0.01)
 
 
 def spent(what, began_utc, seconds):
@@ -141,5 +141,5 @@ def test_parts_too_small_to_see_are_one_and_nothing_is_lost():
         ]}
     ]  # fmt: skip
     (drawn,) = analysis.waterfalls([point("vllm", 1, tpot_mean_s=0.01)], predicted, "vllm")
-    assert [label for label, _ in drawn["parts"]] == ["roofline says", "host", "small parts"]
+    assert [label for label, _ in drawn["parts"]] == ["roofline bound", "host", "small parts"]
     assert sum(v for _, v in drawn["parts"]) == pytest.approx(0.01202)

@@ -133,12 +133,22 @@ def test_points_that_the_parameters_dropped_are_left_out_until_they_are_back(tmp
     stops = book.dir / "stops/prompt_length.vllm.p01024.json"
     stops.parent.mkdir()
     stops.write_text(
-        json.dumps({"sweep": "prompt_length", "engine": "vllm", "points": ["p01024"], "fault": True, "why": "x"})
+        json.dumps(
+            {
+                "sweep": "prompt_length",
+                "engine": "vllm",
+                "points": ["p01024"],
+                "fault": True,
+                "why": "p01024 was not measured: x",
+            }
+        )
     )
-    assert book.left_out() is None and len(book.stopped()) == 1
-    unfinished = {line.split(": ")[0]: line.split(": ")[2] for line in book.unfinished()}
-    assert unfinished["prompt_length, vllm"] == "p00256, p00512", "neither measured nor told of otherwise"
-    assert unfinished["short_prompts, vllm"] == "c0001, c0002, c0004" and rate not in unfinished["arrival_rate, vllm"]
+    [stop] = book.stopped()
+    assert book.left_out() is None and (stop["loads"], stop["why"]) == ("1,024 prompt tokens", "x")
+    unfinished = dict(line.split(": ") for line in book.unfinished())
+    assert unfinished["prompt_length, vllm"] == "256, 512 prompt tokens not measured when the run ended"
+    assert unfinished["short_prompts, vllm"] == "C = 1, 2, 4 not measured when the run ended"
+    assert "arrival_rate, vllm" in unfinished
     book = opened("prompt_tokens: [64, 256, 512, 1024]", "prompt_tokens: [64]")
     assert points(book) == sorted(set(there) - {there[1]}) and book.stopped() == []
     assert book.left_out() == "1 stored point is of other parameters and left out"

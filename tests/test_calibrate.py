@@ -11,7 +11,7 @@ from servebook.common.measured_point import MeasuredPoint
 from servebook.config.params import ModelParams
 from servebook.hardware import catalog as hardware
 from servebook.model import reader as model
-from servebook.predictor.calibration import COMMON_SD, _apart, calibrate
+from servebook.predictor.calibration import COMMON_SD, Misfit, _apart, calibrate
 from servebook.predictor.priors import vllm_priors
 from servebook.predictor.steptime import VllmTimes, on_this_host
 
@@ -114,10 +114,10 @@ def test_an_output_rate_tells_less_than_a_token_time():
 
 
 def test_what_all_crowd_points_get_wrong_alike_counts_once():
-    many = [(f"ttft C={c} 512/128", 0.3, 0.12) for c in range(2, 12)]
+    many = [Misfit("ttft", f"C={c} 512/128", 0.3, 0.12, crowd=True) for c in range(2, 12)]
     apart = _apart(many)
     assert sum(z * z for z in apart) == pytest.approx(10 * 0.3**2 / (0.12**2 + 10 * COMMON_SD["ttft"] ** 2))
-    assert _apart([("tpot 512/128", 0.02, 0.01)]) == [2.0]  # at C = 1 nothing is shared
+    assert _apart([Misfit("tpot", "512/128", 0.02, 0.01)]) == [2.0]  # at C = 1 nothing is shared
 
 
 def test_a_slow_lone_prompt_tells_of_the_whole_host():

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from servebook.model import reader
 from servebook.predictor import choice_answer, choice_search, set_ups
 from servebook.predictor.choice import Choice, choose
 from servebook.predictor.choice_search import Candidate, Search
+from servebook.predictor.refusal import Refusal
 from servebook.predictor.scenario import Scenario
 from servebook.predictor.steady_state import Lengths, closed, steady
 from servebook.predictor.target_load import Target, Trial, attempt, chance, reach
@@ -277,7 +279,7 @@ def test_of_two_that_are_all_but_certain_the_one_that_carries_more(choice: Choic
     search, one = choice.search_at(choice.target), choice.chosen
     assert one.judged is not None
     small = with_settings(one.set_up, max_num_seqs=8)
-    server, _ = choice.workshop.why_not(small, *choice.target.longest())
+    server = choice.workshop.limits(small, *choice.target.longest())
     assert server is not None
     judged = dataclasses.replace(one.judged, probability=0.999)
     tight = Candidate(small, server, one.times, replicas=one.replicas, judged=judged)
@@ -609,21 +611,20 @@ def test_the_front_is_what_nothing_beats(choice: Choice, found: dict[str, Any]) 
 
 
 def test_reasons_are_told_once_for_all_cards() -> None:
-    dropped = {"H200: too wide (8 GPUs: 4 heads)": 3, "T4 has no bfloat16": 4, "L4: too wide (8 GPUs: 4 heads)": 2}
-    assert choice_answer.reasons(dropped) == [
-        ("too wide (8 GPUs: 4 heads)", ["H200", "L4"], 5), ("T4 has no bfloat16", [], 4),
-    ]  # fmt: skip
-    full = "{} GiB of weights leave no KV cache in {} GiB ({})"
-    dropped = {full.format("1,028.0", "79.2", "H200"): 1, full.format("30.5", "22.0", "L4"): 2}
+    wide, old = Refusal("too wide (8 GPUs: 4 heads)"), Refusal("no bfloat16 {braces}")
+    dropped = {("H200", wide): 3, ("T4", old): 4, ("L4", wide): 2}
+    assert choice_answer.reasons(dropped) == [(wide.reason, ["H200", "L4"], 5), (old.reason, ["T4"], 4)]
+    full = "{:,.1f} GiB of weights leave no KV cache in {:.1f} GiB"
+    dropped = {("H200", Refusal(full, (1028, 79.2))): 1, ("L4", Refusal(full, (30.5, 22))): 2}
     [(said, cards, count)] = choice_answer.reasons(dropped)
     assert said == "30.5 to 1,028.0 GiB of weights leave no KV cache in 22.0 to 79.2 GiB"
     assert (cards, count) == (["H200", "L4"], 3)
 
 
-def test_where_all_fit_no_table_says_why_not(found: dict[str, Any]) -> None:
-    said = pages.dropped_table(found | {"dropped": {}})
+def test_where_all_fit_no_table_says_why_not(choice: Choice, found: dict[str, Any]) -> None:
+    said = pages.dropped_table(replace(choice, dropped={}), found)
     assert "<table" not in said and f"All {found['searched']} set-ups fit" in said
-    assert "<table" in pages.dropped_table(found | {"dropped": {"H200: too wide": 2}})
+    assert "<table" in pages.dropped_table(replace(choice, dropped={("H200", Refusal("too wide")): 2}), found)
 
 
 def test_a_command_takes_a_flag_a_line() -> None:

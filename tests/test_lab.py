@@ -360,7 +360,9 @@ def test_a_run_is_followed_from_its_files(tmp_path: Path) -> None:
     state = follower.look()
     assert state.now is None and state.left_s == pytest.approx(90, abs=1)
     assert "starting vllm" in live_view.progress(follower, state, [])
-    follower.hear("s vllm c0001: warm-up 1/2, 0 s of at most 8 s")
+    follower.line("vllm: ended by a signal; starting it again")
+    assert follower.look().now is None
+    follower.point_progress("warm-up 1/2, 0 s of at most 8 s")
     write_rows(book, "c0001", "warmup", "warmup")
     state = follower.look()
     assert state.now.point == "c0001" and state.warm and state.rows == 2
@@ -392,7 +394,7 @@ def test_a_point_that_is_measured_again_is_done_when_it_is_new(tmp_path: Path) -
 def test_a_torn_row_waits_for_its_end(tmp_path: Path) -> None:
     book = Book(tmp_path)
     follower = live_state.Follower(book, book.points)
-    follower.hear("s vllm c0001: measured 0/2")
+    follower.point_progress("measured 0/2")
     write_rows(book, "c0001", "measured")
     path = results.rows_path(tmp_path, "s", "vllm", "c0001")
     whole = path.read_text()

@@ -209,9 +209,9 @@ def test_capacity_counts_all_groups():
     rate = {n: x.capacity(512, 128) for n, x in f.items()}
     assert rate["dp"] == pytest.approx(2 * rate["one"], rel=0.02) and rate["one"] < rate["tp"] < rate["dp"]
     slo = Slo(ttft_s=0.5, tpot_s=0.02)
-    found = {n: capacity.largest_concurrency(x, 512, 128, slo) for n, x in f.items()}
+    found = {n: capacity.LoadSearch(x, 512, 128, slo).largest_concurrency() for n, x in f.items()}
     assert found["dp"].concurrency > 1.8 * found["one"].concurrency
-    open_loop = {n: capacity.largest_rate(x, 512, 128, slo).rate_per_s for n, x in f.items()}
+    open_loop = {n: capacity.LoadSearch(x, 512, 128, slo).largest_rate().rate_per_s for n, x in f.items()}
     assert open_loop["dp"] > 1.8 * open_loop["one"]
 
 

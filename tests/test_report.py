@@ -415,8 +415,8 @@ def test_the_claim_is_of_the_concurrency_sweeps_and_costs_are_of_the_same_length
 
 
 def test_points_are_named_by_their_load() -> None:
-    stops = [{"sweep": "s", "engine": "hf", "why": "stopped after 4 min; not measured: c0016, c0032"}]
-    assert "not measured: C\u00a0=\u00a016, 32" in tables.missing({}, stops)
+    stops = [{"sweep": "s", "engine": "hf", "loads": "C = 16, 32", "why": "stopped after 4 min"}]
+    assert "C\u00a0=\u00a016, 32 not measured: stopped" in tables.missing({}, stops)
     assert "C\u00a0=\u00a016, 32" in tables.stopped(stops, "s")
 
 

@@ -54,7 +54,7 @@ def _others_error(data: Data, metrics: Sequence[ChartMetric], x: str) -> str:
     for metric in metrics:
         parts = []
         for engine in data.engines:
-            theirs = data.notebook_name_others(engine, metric.name, x)
+            theirs = data.of_others(engine, metric.name, x)
             if len(theirs):
                 rows = data.curve(engine, metric.name, x).merge(theirs[[x, "predicted"]], on=x)
                 if len(rows):

@@ -146,7 +146,6 @@ def waterfall(
     *,
     what: str,
     unit: str = "s",
-    start: str = "roofline says",
     engine: str = "vllm",
     id: str = "waterfall",
     note: str = "",
@@ -155,22 +154,22 @@ def waterfall(
 
     parts: (label, value) in order, in one unit; the first is the start. The unexplained remainder is drawn as a
     separate part before `measured`."""
-    labels, values = [start if not parts else parts[0][0]], [parts[0][1] if parts else 0.0]
-    labels += [p[0] for p in parts[1:]]
-    values += [p[1] for p in parts[1:]]
+    labels, values = [p[0] for p in parts], [p[1] for p in parts]
     explained = float(np.sum(values))
+    kinds = ["cause"] * len(parts)
     if measured is not None:
         labels += ["not explained", "measured"]
         values += [measured - explained, measured]
+        kinds += ["rest", "total"]
     scale, shown = (1e3, "ms") if unit == "s" and max(map(abs, values)) < 1 else (1.0, unit)
     figure, [(ax, _)] = canvas.panels(1, height=0.6 + 0.28 * len(values))
     look = engine_styles([engine])[engine]
     level = 0.0
     reach = max(np.cumsum(values[: len(parts)] or [0]).max(), measured or 0, explained) * scale
-    for row, (label, value) in enumerate(zip(labels, values, strict=True)):
-        total = label == "measured" and measured is not None
+    for row, (kind, value) in enumerate(zip(kinds, values, strict=True)):
+        total = kind == "total"
         left = 0.0 if total else min(level, level + value)
-        colour = look.colour if total else LIGHT["bad"] if label == "not explained" else LIGHT["muted"]
+        colour = look.colour if total else LIGHT["bad" if kind == "rest" else "muted"]
         ax.barh(row, abs(value) * scale, left=left * scale, color=colour, height=0.62, zorder=3)
         end = (value if total else max(level, level + value)) * scale
         text = words.number(value * scale)
@@ -200,9 +199,7 @@ def _waterfall_takeaway(
     """Where it starts, the largest addition, and what is left unexplained. parts: how many of the steps are causes."""
     first, value = steps[0]
     biggest = max(steps[1:parts] or [("", 0.0)], key=lambda p: abs(p[1]))
-    lead = f"{first[:1].upper()}{first[1:]}"
-    takeaway = f"The {first}" if first.endswith(" says") else f"{lead} takes"
-    takeaway += f" {words.quantity(value, unit)}"
+    takeaway = f"{first[:1].upper()}{first[1:]}: {words.quantity(value, unit)}"
     if biggest[0]:
         takeaway += f"; the largest addition is {biggest[0]} ({words.quantity(biggest[1], unit)})"
     if measured is not None and measured > 0:

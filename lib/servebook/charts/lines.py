@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -59,7 +59,7 @@ class Data:
         rows = self.predicted[(self.predicted["engine"] == engine) & (self.predicted["metric"] == metric)]
         return rows.dropna(subset=[x, "predicted"]).sort_values(x)
 
-    def notebook_name_others(self, engine: str, metric: str, x: str) -> pd.DataFrame:
+    def of_others(self, engine: str, metric: str, x: str) -> pd.DataFrame:
         """Predictions of other tools or authors, for the points of this sweep that they cover."""
         if self.others is None or x not in self.others:
             return pd.DataFrame()
@@ -113,8 +113,17 @@ def empty(figure: Figure, ax: Axes, id: str, title: str) -> Figure:
     return figure
 
 
-def draw(ax: Axes, below: Axes | None, data: Data, metric: ChartMetric, x: str) -> list[tuple[str, float, float]]:
-    """Draw one metric of every engine and the ratio panel; returns the line ends (engine, x, y) to label."""
+class LineEnd(NamedTuple):
+    """Where an engine's line ends, and the label to write there."""
+
+    engine: str
+    label: str
+    x: float
+    y: float
+
+
+def draw(ax: Axes, below: Axes | None, data: Data, metric: ChartMetric, x: str) -> list[LineEnd]:
+    """Draw one metric of every engine and the ratio panel; returns the lines' ends, to be labelled."""
     ends = []
     for engine in data.engines:
         look = data.styles[engine]
@@ -126,7 +135,7 @@ def draw(ax: Axes, below: Axes | None, data: Data, metric: ChartMetric, x: str) 
                 ax.fill_between(
                     band[x], band["low"], band["high"], color=look.colour, alpha=0.13, linewidth=0, zorder=1
                 )
-        theirs = data.notebook_name_others(engine, metric.name, x)
+        theirs = data.of_others(engine, metric.name, x)
         if len(theirs):
             ax.plot(theirs[x], theirs["predicted"], color=look.colour, linestyle=(0, (1, 2)), linewidth=1.4, zorder=2)
         if len(seen):
@@ -135,10 +144,12 @@ def draw(ax: Axes, below: Axes | None, data: Data, metric: ChartMetric, x: str) 
             marks(ax, seen, x, "measured", look)
             _tips(ax, seen, said, engine, metric, x)
             interval(ax, seen[x], seen["measured"], seen["measured_low"], seen["measured_high"], look.colour)
+            # the end of its last line
             far, column = (said, "predicted") if len(said) and said[x].max() > seen[x].max() else (seen, "measured")
-            ends.append((engine, float(far[x].iloc[-1]), float(far[column].iloc[-1])))  # where its last line ends
+            ends.append(LineEnd(engine, engine, float(far[x].iloc[-1]), float(far[column].iloc[-1])))
         elif len(said):
-            ends.append((f"{engine} (predicted)", float(said[x].iloc[-1]), float(said["predicted"].iloc[-1])))
+            at = float(said[x].iloc[-1]), float(said["predicted"].iloc[-1])
+            ends.append(LineEnd(engine, f"{engine} (predicted)", *at))
         for value in data.failed(engine, x):
             ax.plot(
                 value, 0, "x", color=look.colour, transform=ax.get_xaxis_transform(), markersize=8, markeredgewidth=2,
@@ -216,7 +227,7 @@ def finish_ratio(below: Axes | None, x_label: str, ax: Axes) -> None:
     below.set_xlabel(x_label)
 
 
-def label_ends(ax: Axes, ends: Sequence[tuple[str, float, float]], data: Data, gap_pt: float = 11.5) -> None:
+def label_ends(ax: Axes, ends: Sequence[LineEnd], data: Data, gap_pt: float = 11.5) -> None:
     """Write names to the right of the lines' ends, moved apart if they would overlap. Call after setting the
     scales."""
     figure = ax.figure
@@ -225,15 +236,15 @@ def label_ends(ax: Axes, ends: Sequence[tuple[str, float, float]], data: Data, g
     last = max((float(np.nanmax(np.asarray(line.get_xdata(), dtype=float))) for line in ax.lines), default=0.0)
     names = [
         ax.annotate(
-            name, (x, y), (9, 0 if x == last else 8), textcoords="offset points", va="center", ha="left",
-            color=data.styles[name.removesuffix(" (predicted)")].colour, fontweight="bold", annotation_clip=False,
+            end.label, (end.x, end.y), (9, 0 if end.x == last else 8), textcoords="offset points", va="center",
+            ha="left", color=data.styles[end.engine].colour, fontweight="bold", annotation_clip=False,
         )
-        for name, x, y in ends
+        for end in ends
     ]  # fmt: skip
 
     def push_apart() -> None:
         to_points = 72 / figure.dpi
-        places = [ax.transData.transform((x, y)) * to_points for _, x, y in ends]
+        places = [ax.transData.transform((end.x, end.y)) * to_points for end in ends]
         heights = [float(place[1]) + name.xyann[1] for place, name in zip(places, names, strict=True)]
         for _ in range(50):
             for i in range(len(ends)):

@@ -79,7 +79,7 @@ def requests_of(
         try:
             laws.append(lengths.parse(str(words or otherwise)))
         except ValueError as error:
-            raise ServebookError(str(error).partition(";")[0], option, f"Valid: {lengths.SYNTAX}") from None
+            raise ServebookError(str(error), option, f"Valid: {lengths.SYNTAX}") from None
     return Workload.of(laws[0], laws[1])
 
 

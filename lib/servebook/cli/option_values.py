@@ -83,7 +83,7 @@ def length(text: str) -> lengths.Length:
     try:
         return lengths.parse(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(f"{error}; valid: {lengths.SYNTAX}") from None
 
 
 def counts(text: str) -> list[int]:

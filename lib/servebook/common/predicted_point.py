@@ -13,6 +13,7 @@ from .measured_point import Metric
 Regime = Literal["queue", "mixed step", "host", "memory", "compute", "links", "unknown"]  # what bounds a predicted time
 Latency = Literal["ttft_s", "tpot_s"]  # the times with a breakdown
 Parts = dict[str, float]  # seconds of a predicted time by cause (keys: CAUSES)
+ROOFLINE = "roofline bound"  # the first part of a waterfall
 
 
 class PredictedValue(TypedDict):
@@ -48,6 +49,7 @@ class PredictedPoint(TypedDict):
     waterfall: NotRequired[list[list[Any]]]
     fits: NotRequired[bool]
     note: NotRequired[str | None]
+    refused: NotRequired[str]  # the reason in two words, if fits is False: "does not fit", "overloaded"
 
 
 class Prediction(TypedDict):

@@ -84,7 +84,7 @@ def typical(length: Length) -> int:
 
 
 def parse(text: str) -> Length:
-    """A length as typed (SYNTAX). Raises ValueError with what is valid."""
+    """A length as typed. Raises ValueError if it is none; SYNTAX is what is valid."""
     law, _, rest = text.partition(":")
     try:
         if law in ("normal", "lognormal"):
@@ -98,7 +98,7 @@ def parse(text: str) -> Length:
                 return low if low == high else (low, high)
     except (ValueError, IndexError, OverflowError):  # of int(inf)
         pass
-    raise ValueError(f"{text!r} is not a length; valid: {SYNTAX}")
+    raise ValueError(f"{text!r} is not a length")
 
 
 def read_csv(path: Path) -> tuple[Listed, Listed]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .param_types import CALIBRATION
 from .workloads import Workload
 
-__all__ = ["CALIBRATION", "PointSpec", "RepeatedPoint"]
+__all__ = ["CALIBRATION", "PointSpec", "RepeatedPoint", "loads_in_words"]
 
 # Shared by load client and predictor: relative half-widths of the 95 % intervals of mean E2E and TTFT at which a point
 # may end, and the largest client pause as a share of the mean latency (so that in-flight requests are within 2 % of C)
@@ -54,3 +56,20 @@ class RepeatedPoint(PointSpec):
 
 
 SAME = "same-"  # prefix of a RepeatedPoint's name
+
+
+def loads_in_words(specs: Iterable[PointSpec]) -> str:
+    """The loads of points: C = 16, 32; 0.5 requests/s; 512, 1,024 prompt tokens."""
+    groups = itertools.groupby((_load(s) for s in specs), key=lambda load: (load[0], load[2]))
+    return "; ".join(f"{head}{', '.join(value for _, value, _ in group)}{tail}" for (head, tail), group in groups)
+
+
+def _load(spec: PointSpec) -> tuple[str, str, str]:
+    """A load's words before its figure, the figure, and the words after it."""
+    if spec.rate_per_s is not None:
+        return "", f"{spec.rate_per_s:g}", " requests/s"
+    if spec.kind in ("prompt_length", CALIBRATION):
+        return "", f"{spec.prompt_tokens:,}", " prompt tokens"
+    if spec.closed:
+        return "C = ", f"{spec.clients:,}", " with prompts sent before" if isinstance(spec, RepeatedPoint) else ""
+    return "", spec.point, ""

@@ -17,7 +17,7 @@ def _length(value: int | str) -> int | str:
     try:
         lengths.parse(str(value))
     except ValueError as error:
-        raise unfit(str(error).partition(";")[0], f"Valid: {lengths.SYNTAX}") from None
+        raise unfit(str(error), f"Valid: {lengths.SYNTAX}") from None
     return value
 
 

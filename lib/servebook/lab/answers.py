@@ -199,7 +199,7 @@ class SideBySide(Answer):
     @staticmethod
     def _row(f: Forecast, first: Forecast) -> list[str]:
         if not f.fits:
-            return [str(f.note).split(":")[0], *["–"] * 5]
+            return [f.point.get("refused", ""), *["–"] * 5]
 
         def against(value: float | None, base: float | None, shown: str) -> str:
             return _against(value, None if f is first else base, shown)

@@ -62,7 +62,7 @@ class ChoiceView:
 
     def dropped(self) -> Html:
         """Why set-ups do not fit, with how many."""
-        return pages.dropped_table(self.found)
+        return pages.dropped_table(self.choice, self.found)
 
     def basis(self) -> Html:
         """Prices, seed, and what the probabilities are made of."""

@@ -142,8 +142,7 @@ def _other_lengths(s: Setting, kind: str, measured: Sequence[MeasuredPoint]) -> 
     own = kind == "prompt_length" or p.prompt_tokens == s.prompt_tokens
     if own and p.output_tokens == s.output_tokens:
         return []
-    lengths = s.load_text.partition(", ")[2]
-    return [comparable.Difference(f"{lengths}, measured with {p.prompt_tokens:,} in, {p.output_tokens:,} out")]
+    return [comparable.Difference(f"{s.lengths_text}, measured with {p.prompt_tokens:,} in, {p.output_tokens:,} out")]
 
 
 def _curve(

@@ -95,7 +95,11 @@ class Panel:
     def _act(self, name: str, _: Any = None) -> None:
         """Run the action of one of the buttons below the controls; its result is shown next to them."""
         try:
-            said = {"Reset": self._reset, "Code": self._code}.get(name, functools.partial(self._export, name))()
+            actions = {
+                "Reset": self._reset, "Code": self._code, "CSV": self._export_csv, "PNG": self._export_png,
+                "Parameter file": self._export_params,
+            }  # fmt: skip
+            said = actions[name]()
         except (ServebookError, OSError) as error:
             said = f'<span style="color:var(--jp-error-color1,#b3261e)">{lab_html.text(_line(error))}</span>'
         self.said.value = said
@@ -109,16 +113,17 @@ class Panel:
         """Selected as a whole by one click."""
         return f'<code style="user-select:all">{lab_html.text(asking.code(self.setting))}</code>'
 
-    def _export(self, name: str) -> str:
-        s = self.setting
-        stem = f"explore-{Path(s.model).name}-{s.card.name}"
-        if name == "Parameter file":
-            written = [params_file.write(s, f"{stem}.yaml")]
-        elif name == "CSV":
-            written = [self._curve().to_csv(f"{stem}.csv")]
-        else:
-            written = self._curve().to_png(f"{stem}.png")
-        return f"written beside the notebook: {lab_html.text(', '.join(p.name for p in written))}"
+    def _stem(self) -> str:
+        return f"explore-{Path(self.setting.model).name}-{self.setting.card.name}"
+
+    def _export_csv(self) -> str:
+        return _written(self._curve().to_csv(f"{self._stem()}.csv"))
+
+    def _export_png(self) -> str:
+        return _written(*self._curve().to_png(f"{self._stem()}.png"))
+
+    def _export_params(self) -> str:
+        return _written(params_file.write(self.setting, f"{self._stem()}.yaml"))
 
     def _loaded(self, change: Any) -> None:
         """Another run or sweep: its own setting, with its points."""
@@ -239,3 +244,7 @@ def _trouble(error: ServebookError) -> str:
 
 
 __all__ = ["Panel", "panel"]
+
+
+def _written(*paths: Path) -> str:
+    return f"written beside the notebook: {lab_html.text(', '.join(p.name for p in paths))}"

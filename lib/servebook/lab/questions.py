@@ -13,6 +13,7 @@ from ..hardware import catalog as hardware
 from ..predictor import capacity, explain
 from ..predictor.forecaster import Forecaster
 from ..predictor.point_fields import unserved
+from ..predictor.refusal import Refusal
 from ..predictor.scenario import Scenario, whole_rounds
 from . import comparable, forecasters, runs
 from .answers import Forecast, SideBySide
@@ -147,7 +148,7 @@ def _tried(s: Setting, changes: Mapping[str, Any]) -> Forecast:
         return forecast(changed(s, changes))
     except ServebookError as error:
         other = s.but(**changes)
-        return Forecast(other, unserved(s.spec(), error.line()), None, 0)
+        return Forecast(other, unserved(s.spec(), Refusal(error.line(), headline="not possible")), None, 0)
 
 
 def _side_by_side(forecasts: dict[str, Forecast]) -> SideBySide:

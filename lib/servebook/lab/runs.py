@@ -74,7 +74,8 @@ def read_run(name: str) -> Run:
     Raises ServebookError for a name that no run has and for a folder that holds none.
     """
     known = names()
-    path = known.get(name) or next((p for n, p in known.items() if n.partition(" (")[0] == name), None)
+    bare = {p.stem if p.suffix == ".csv" else p.name: p for p in reversed(known.values())}
+    path = known.get(name) or bare.get(name)
     path = path or Path(name).expanduser()
     if not path.exists():
         raise ServebookError(f"no run {name!r}", "run", f"There are: {', '.join(known) or 'none yet'}")

@@ -125,7 +125,11 @@ class Setting:
     def load_text(self) -> str:
         """The load in words: C = 16, 512 in, 128 out."""
         load = f"{self.rate_per_s:g} requests/s" if self.rate_per_s else f"C = {self.concurrency:,}"
-        return f"{load}, {self.prompt_tokens:,} in, {self.output_tokens:,} out"
+        return f"{load}, {self.lengths_text}"
+
+    @property
+    def lengths_text(self) -> str:
+        return f"{self.prompt_tokens:,} in, {self.output_tokens:,} out"
 
     def spec(self, sweep: str = "explore", engine: str = "vllm") -> PointSpec:
         """The load as a point of a sweep."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -141,16 +141,35 @@ def calibrate(
     if not fit.alone and not fit.crowd:
         covariance = np.diag(fit.sd**2)
         return _calibration("datasheet", priors, names, fit.mean, covariance, fit.bounds, [], len(points) > 0)
-    found, covariance, residuals = fit.solve()
-    for what, share in residuals:
-        factor = max(1 + share, 1 / (1 + share))
-        if " C=" not in what and factor > IMPOSSIBLE * (2 if gpu.is_cpu else 1):
+    found, covariance, misfit = fit.solve()
+    for m in misfit:
+        factor = math.exp(abs(m.off))
+        if not m.crowd and factor > IMPOSSIBLE * (2 if gpu.is_cpu else 1):
             raise ServebookError(
-                f"no physically possible constants explain {what} (off by {factor:.1f}×)",
+                f"no physically possible constants explain {m.figure} (off by {factor:.1f}×)",
                 "calibration",
                 "Measure these points again on an idle machine, or check model and hardware in the parameters",
             )
+    residuals = [(m.figure, math.expm1(m.off)) for m in misfit]
     return _calibration("calibrated", priors, names, found, covariance, fit.bounds, residuals, False)
+
+
+class Misfit(NamedTuple):
+    """How far the fit is off one measured figure: log(predicted / measured), for FRONT_END the difference in seconds.
+    at: the load; crowd: a point at C > 1."""
+
+    metric: str
+    at: str
+    off: float
+    sd: float
+    crowd: bool = False
+
+    @property
+    def figure(self) -> str:
+        return f"{self.metric} {self.at}"
+
+
+FRONT_END = "front end"
 
 
 class _Fit:
@@ -178,8 +197,8 @@ class _Fit:
     def _times(self, x: np.ndarray) -> AnyTimes:
         return self._build(dict(zip(self._names, self.mean + self.sd * x, strict=True)))
 
-    def solve(self) -> tuple[np.ndarray, np.ndarray, list[tuple[str, float]]]:
-        """(constants, their covariance, [(figure, predicted / measured - 1)])"""
+    def solve(self) -> tuple[np.ndarray, np.ndarray, list[Misfit]]:
+        """(constants, their covariance, what is left)"""
         from scipy.optimize import least_squares
 
         edge = (self.bounds - self.mean) / self.sd
@@ -197,23 +216,22 @@ class _Fit:
         covariance = np.linalg.inv(jacobian.T @ jacobian) * np.outer(self.sd, self.sd)
         found = np.clip(self.mean + self.sd * x, self.bounds[0], self.bounds[1])
         misfit = self._misfit(x)
-        return found, covariance, [(what, math.expm1(r)) for what, r, _ in misfit if "front end" not in what]
+        return found, covariance, [m for m in misfit if m.metric != FRONT_END]
 
-    def _misfit(self, x: np.ndarray) -> list[tuple[str, float, float]]:
-        """[(figure, log(predicted / measured) or a difference in seconds, its sd)]"""
+    def _misfit(self, x: np.ndarray) -> list[Misfit]:
         times = self._times(x)
         out = [m for p in self.alone for m in self._alone_misfit(times, p)]
         for p in self.crowd:
             assert self._simulated is not None
-            label, figures = f"C={p.concurrency} {lengths(p)}", self._simulated(times, p)
-            for what, key, loose in CROWD:
+            at, figures = f"C={p.concurrency} {lengths(p)}", self._simulated(times, p)
+            for metric, key, loose in CROWD:
                 measured = getattr(p, key)
-                if measured and figures.get(what, 0.0) > 0:
-                    off = math.log(figures[what] / measured)
-                    out.append((f"{what} {label}", off, loose * self._noisier * SIMULATED_SD))
+                if measured and figures.get(metric, 0.0) > 0:
+                    off = math.log(figures[metric] / measured)
+                    out.append(Misfit(metric, at, off, loose * self._noisier * SIMULATED_SD, crowd=True))
         return out
 
-    def _alone_misfit(self, times: AnyTimes, p: MeasuredPoint) -> list[tuple[str, float, float]]:
+    def _alone_misfit(self, times: AnyTimes, p: MeasuredPoint) -> list[Misfit]:
         prompt, output, label = p.prompt_tokens, p.output_tokens, lengths(p)
         bound, out = self._launch_bound[label], []
         if p.ttft_mean_s is not None:  # None: not used, as the prefix cache shortened it
@@ -222,30 +240,31 @@ class _Fit:
             interval = p.ttft_mean_s, p.ttft_ci_low_s, p.ttft_ci_high_s
             ttft_sd = relative_sd(*interval, self._noisier * TTFT_SD, HOST_NOISE * bound[0])
             if (server := server_prefill(p)) is None:
-                out.append((f"ttft {label}", math.log((front + first) / p.ttft_mean_s), ttft_sd))
+                out.append(Misfit("ttft", label, math.log((front + first) / p.ttft_mean_s), ttft_sd))
             else:
                 front_sd = FRONTEND_SD_S + self._noisier * FRONTEND_SD * server[1]
-                out.append((f"prefill {label}", math.log(first / server[0]), ttft_sd))
-                out.append((f"front end {label}", front - server[1], front_sd))
+                out.append(Misfit("prefill", label, math.log(first / server[0]), ttft_sd))
+                out.append(Misfit(FRONT_END, label, front - server[1], front_sd))
         if output > 1 and p.tpot_mean_s:
             interval = p.tpot_mean_s, p.tpot_ci_low_s, p.tpot_ci_high_s
             tpot_sd = relative_sd(*interval, self._noisier * TPOT_SD, HOST_NOISE * bound[1])
-            out.append((f"tpot {label}", math.log(times.per_token(prompt, output) / p.tpot_mean_s), tpot_sd))
+            off = math.log(times.per_token(prompt, output) / p.tpot_mean_s)
+            out.append(Misfit("tpot", label, off, tpot_sd))
         return out
 
 
-def _apart(misfit: Sequence[tuple[str, float, float]]) -> list[float]:
+def _apart(misfit: Sequence[Misfit]) -> list[float]:
     """The misfits in standard deviations. Those at C > 1 share an error of COMMON_SD per metric: they are whitened
     with the covariance s²·I + COMMON_SD²."""
-    out = [r / s for _, r, s in misfit]
+    out = [m.off / m.sd for m in misfit]
     for metric, common in COMMON_SD.items():
-        at = [i for i, (what, _, _) in enumerate(misfit) if what.startswith(f"{metric} C=")]
+        at = [i for i, m in enumerate(misfit) if m.crowd and m.metric == metric]
         if at:
-            s = misfit[at[0]][2]
-            mean = sum(misfit[i][1] for i in at) / len(at)
+            s = misfit[at[0]].sd
+            mean = sum(misfit[i].off for i in at) / len(at)
             kept = s / math.sqrt(s**2 + len(at) * common**2)
             for i in at:
-                out[i] = (misfit[i][1] - (1 - kept) * mean) / s
+                out[i] = (misfit[i].off - (1 - kept) * mean) / s
     return out
 
 

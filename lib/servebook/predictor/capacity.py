@@ -15,6 +15,7 @@ from ..config.workloads import Workload
 from ..hardware.catalog import Gpu
 from ..model.reader import ModelShape
 from .forecaster import Forecaster, forecaster
+from .refusal import Refusal
 from .scenario import Scenario, whole_rounds
 from .simulation_result import Result
 
@@ -49,11 +50,6 @@ def met_share(result: Result, slo: Slo) -> float:
     return met / len(result.requests)
 
 
-def longest(prompt_tokens: int, output_tokens: int, workload: Workload | None) -> tuple[int, int]:
-    """(prompt, output) tokens of the request that needs the longest context."""
-    return workload.longest_tokens() if workload is not None else (prompt_tokens, output_tokens)
-
-
 def carry(f: Forecaster, spec: PointSpec, slo: Slo, price_per_hour: float, hit_share: float = 0.0) -> LoadResult:
     """The result of one load on a calibrated server. price_per_hour: of the server; hit_share: of prompts cached."""
     scenario = Scenario(f.server, spec, f.load, hit_share)
@@ -67,32 +63,67 @@ def carry(f: Forecaster, spec: PointSpec, slo: Slo, price_per_hour: float, hit_s
     return LoadResult(spec.concurrency, rate, tokens, met, met * rate, cost)
 
 
-def largest_concurrency(
-    f: Forecaster,
-    prompt_tokens: int,
-    output_tokens: int,
-    slo: Slo,
-    price_per_hour: float = 0.0,
-    hit_share: float = 0.0,
-    workload: Workload | None = None,
-) -> LoadResult | None:
-    """The largest closed-loop C at which 90 % of requests meet the service level (by doubling, then bisection). None if
-    C = 1 does not meet it, or if the server cannot serve such a request."""
-    if f.server.refuses(*longest(prompt_tokens, output_tokens, workload)):
-        return None
+@dataclass(frozen=True)
+class LoadSearch:
+    """Searches for the largest load that a calibrated server carries: 90 % of the requests meet the service level.
 
-    def at(c: int) -> LoadResult:
-        spec = PointSpec("capacity", f.server.name, f"c{c:04d}", "concurrency", prompt_tokens, output_tokens, c)
-        return carry(f, replace(spec, workload=workload), slo, price_per_hour, hit_share)
+    price_per_hour: of the server; hit_share: of prompts cached; workload: for requests that differ; prompt_tokens and
+    output_tokens are then its means."""
 
-    best, high = None, 1
-    while high <= MOST_CLIENTS and (found := at(high)).met_share >= GOODPUT_SHARE:
-        best, high = found, 2 * high
-    if best is None:
-        return None
-    low = high // 2
-    # exact for few clients, to 3 % for many
-    return _between(best, low, high, at, halve=lambda a, b: (a + b) // 2, close=lambda a: max(1, a // 32))
+    f: Forecaster
+    prompt_tokens: int
+    output_tokens: int
+    slo: Slo
+    price_per_hour: float = 0.0
+    hit_share: float = 0.0
+    workload: Workload | None = None
+
+    def refusal(self) -> Refusal | None:
+        """Why the server cannot serve the longest of these requests; None if it can."""
+        return self.f.server.refuses(
+            *(self.workload.longest_tokens() if self.workload else (self.prompt_tokens, self.output_tokens))
+        )
+
+    def largest_concurrency(self) -> LoadResult | None:
+        """The largest C of a closed loop (by doubling, then bisection). None if C = 1 does not meet the level, or if
+        the server cannot serve such a request."""
+        if self.refusal():
+            return None
+
+        def at(c: int) -> LoadResult:
+            return self._carried(f"c{c:04d}", "concurrency", concurrency=c)
+
+        best, high = None, 1
+        while high <= MOST_CLIENTS and (found := at(high)).met_share >= GOODPUT_SHARE:
+            best, high = found, 2 * high
+        if best is None:
+            return None
+        low = high // 2
+        # exact for few clients, to 3 % for many
+        return _between(best, low, high, at, halve=lambda a, b: (a + b) // 2, close=lambda a: max(1, a // 32))
+
+    def largest_rate(self) -> LoadResult | None:
+        """The largest Poisson rate, to 2 % of capacity. None as in largest_concurrency, and for conversations."""
+        conversations = self.workload is not None and self.workload.turns > 1  # a turn waits for the answer before it
+        if conversations or self.refusal():
+            return None
+        capacity = self.f.capacity(self.prompt_tokens, self.output_tokens, self._spec("", "concurrency"))
+        if capacity is None:
+            return None
+
+        def at(rate: float) -> LoadResult:
+            return self._carried(f"r{rate:.3f}", "arrival_rate", rate_per_s=rate)
+
+        if (best := at(0.01 * capacity)).met_share < GOODPUT_SHARE:
+            return None
+        return _between(best, 0.0, capacity, at, halve=lambda a, b: (a + b) / 2, close=lambda _: 0.02 * capacity)
+
+    def _carried(self, name: str, kind: str, **load: Any) -> LoadResult:
+        return carry(self.f, self._spec(name, kind, **load), self.slo, self.price_per_hour, self.hit_share)
+
+    def _spec(self, name: str, kind: str, **load: Any) -> PointSpec:
+        lengths = self.prompt_tokens, self.output_tokens
+        return PointSpec("capacity", self.f.server.name, name, kind, *lengths, workload=self.workload, **load)
 
 
 def _between(best: LoadResult, low: Any, high: Any, at: Any, *, halve: Any, close: Any) -> LoadResult:
@@ -107,35 +138,6 @@ def _between(best: LoadResult, low: Any, high: Any, at: Any, *, halve: Any, clos
         else:
             high = middle
     return best
-
-
-def largest_rate(
-    f: Forecaster,
-    prompt_tokens: int,
-    output_tokens: int,
-    slo: Slo,
-    price_per_hour: float = 0.0,
-    hit_share: float = 0.0,
-    workload: Workload | None = None,
-) -> LoadResult | None:
-    """The largest Poisson rate at which 90 % of requests meet the service level, to 2 % of capacity. None as in
-    largest_concurrency, and for conversations."""
-    like = PointSpec("capacity", f.server.name, "", "concurrency", prompt_tokens, output_tokens, workload=workload)
-    conversations = workload is not None and workload.turns > 1  # a turn waits for the answer to the one before
-    refused = conversations or f.server.refuses(*longest(prompt_tokens, output_tokens, workload))
-    capacity = None if refused else f.capacity(prompt_tokens, output_tokens, like)
-    if capacity is None:
-        return None
-
-    def at(rate: float) -> LoadResult:
-        spec = PointSpec(
-            "capacity", f.server.name, f"r{rate:.3f}", "arrival_rate", prompt_tokens, output_tokens, rate_per_s=rate
-        )
-        return carry(f, replace(spec, workload=workload), slo, price_per_hour, hit_share)
-
-    if (best := at(0.01 * capacity)).met_share < GOODPUT_SHARE:
-        return None
-    return _between(best, 0.0, capacity, at, halve=lambda a, b: (a + b) / 2, close=lambda _: 0.02 * capacity)
 
 
 def capacity(
@@ -174,11 +176,10 @@ def capacity(
             except ServebookError as error:  # for example, no bfloat16 on this GPU
                 rows.append(_row(name, other.name, other, f"does not fit: {error.line()}", None, None))
         for case, f, cost, hits in cases:
-            note = f.server.refuses(*longest(prompt_tokens, output_tokens, workload))
-            by_c = largest_concurrency(f, prompt_tokens, output_tokens, level, cost, hits, workload)
-            by_rate = largest_rate(f, prompt_tokens, output_tokens, level, cost, hits, workload)
-            row = _row(name, case, f.server.gpu, note, by_c, by_rate)
-            if note is None and by_c is None:
+            search = LoadSearch(f, prompt_tokens, output_tokens, level, cost, hits, workload)
+            refusal, by_c, by_rate = search.refusal(), search.largest_concurrency(), search.largest_rate()
+            row = _row(name, case, f.server.gpu, str(refusal) if refusal else None, by_c, by_rate)
+            if refusal is None and by_c is None:
                 row["note"] = "C = 1 already misses the service level"
             rows.append(row)
     return rows
@@ -223,4 +224,4 @@ def _with(base: Forecaster, **changes: Any) -> Forecaster:
     return Forecaster(server, base.calibration, base.load, base.samples, base.seed, base.calibrated_prompts)
 
 
-__all__ = ["LoadResult", "capacity", "carry", "largest_concurrency", "largest_rate", "met_share"]
+__all__ = ["LoadResult", "LoadSearch", "capacity", "carry", "met_share"]

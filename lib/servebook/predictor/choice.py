@@ -22,6 +22,7 @@ from ..model.shape import ModelShape
 from . import server_flags
 from .calibration import Calibration
 from .choice_search import Candidate, Search
+from .refusal import Refusal
 from .set_ups import PricedGpu, SetUp, Workshop, set_ups
 from .target_load import Limits, Target, Trial
 
@@ -38,7 +39,7 @@ class Choice:
     chosen: Candidate
     rivals: tuple[Candidate, ...]
     candidates: tuple[Candidate, ...]
-    dropped: Mapping[str, int]
+    dropped: Mapping[tuple[str, Refusal], int]
     target: Target
     limits: Limits
     space: SearchSpace

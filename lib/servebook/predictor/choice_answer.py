@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..common.predicted_point import CAUSES, Latency
-from ..hardware.catalog import catalog
 from . import explain
 from .choice import Choice, name
 from .choice_search import Candidate
+from .refusal import Refusal, with_ranges
 from .target_load import Target, attempt
 
 ROOM_MOST, ROOM_STEPS = 8.0, 6  # largest multiple of the target load to try, and number of bisections
@@ -140,42 +140,22 @@ def answer(choice: Choice) -> dict[str, Any]:
         "chosen": row(choice, best) | {"room": own_room, "binds": _binds(choice, best)},
         "rivals": [row(choice, c) | {"wins_if": wins_if(choice, c, own_room)} for c in choice.rivals],
         "set_ups": [row(choice, c) for c in choice.candidates if c.trial is not None],
-        "dropped": dict(choice.dropped),
+        "dropped": {f"{card}: {why.text}": n for (card, why), n in choice.dropped.items()},
         "not_simulated": sum(c.trial is None for c in choice.candidates),
     }  # fmt: skip
 
 
-def reasons(dropped: Mapping[str, int]) -> list[tuple[str, list[str], int]]:
-    """[(why set-ups do not fit, on which cards, how many)], most common first. dropped: as Choice.dropped, whose
-    reasons have the form "card: reason" or "reason (card)". Reasons that differ only in their figures become one, with
-    the smallest and the largest figure."""
-    found: dict[str, tuple[list[str], list[str], int]] = {}
-    for said, count in dropped.items():
-        card, reason = _card(said)
-        key = NUMBER.sub("#", reason)
-        cards, texts, total = found.get(key, ([], [], 0))
-        cards = [*cards, card] if card and card not in cards else cards
-        found[key] = cards, [*texts, reason], total + count
-    rows = [(_ranged(texts), cards, total) for cards, texts, total in found.values()]
+def reasons(dropped: Mapping[tuple[str, Refusal], int]) -> list[tuple[str, list[str], int]]:
+    """[(why set-ups do not fit, on which cards, how many)], most common first. Reasons that differ only in their
+    figures become one, with the smallest and the largest figure."""
+    found: dict[str, list[tuple[str, Refusal, int]]] = {}
+    for (card, refusal), count in dropped.items():
+        found.setdefault(refusal.reason, []).append((card, refusal, count))
+    rows = []
+    for same in found.values():
+        cards = list(dict.fromkeys(card for card, _, _ in same))
+        rows.append((with_ranges([refusal for _, refusal, _ in same]), cards, sum(count for _, _, count in same)))
     return sorted(rows, key=lambda row: -row[2])
-
-
-def _card(said: str) -> tuple[str, str]:
-    """(the card that a reason names or "", the reason without it)."""
-    before, _, after = said.partition(": ")
-    if after and before in catalog():
-        return before, after
-    named = re.fullmatch(r"(.*) \((.+)\)", said, re.DOTALL)
-    return (named[2], named[1]) if named and named[2] in catalog() else ("", said)
-
-
-def _ranged(texts: Sequence[str]) -> str:
-    """Texts that differ only in their figures as one, for example "7 to 30 GiB"."""
-    columns = [
-        sorted(set(c), key=lambda n: float(n.replace(",", ""))) for c in zip(*map(NUMBER.findall, texts), strict=True)
-    ]
-    figures = iter(c[0] if len(c) == 1 else f"{c[0]} to {c[-1]}" for c in columns)
-    return NUMBER.sub(lambda _: next(figures), texts[0])
 
 
 def _binds(choice: Choice, c: Candidate) -> dict[str, Any]:

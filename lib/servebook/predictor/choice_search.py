@@ -14,6 +14,7 @@ from typing import Any
 from ..common.errors import ServebookError
 from ..config.params import Load
 from ..config.search_space import SearchSpace
+from .refusal import Refusal
 from .scenario import capacity_per_s
 from .server_limits import PredictedServer
 from .set_ups import SetUp, Workshop
@@ -73,7 +74,7 @@ class Search:
     lengths: Lengths | None = None  # of the target, if they are known already
     load: Load = field(init=False)
     at: Lengths = field(init=False)
-    dropped: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[tuple[str, Refusal]] = field(default_factory=Counter)  # by card and reason
     simulated: int = 0
 
     def __post_init__(self) -> None:
@@ -87,15 +88,18 @@ class Search:
         is none."""
         found = []
         for s in all_set_ups:
-            server, reason = self.workshop.why_not(s, *self.target.longest())
-            if server is None:
-                self.dropped[f"{s.gpu.name}: {reason}" if s.gpu.name not in str(reason) else str(reason)] += 1
+            server = self.workshop.limits(s, *self.target.longest())
+            if isinstance(server, Refusal):
+                self.dropped[s.gpu.name, server] += 1
                 continue
             times = self.workshop.times(s, server)
             assert isinstance(times, VllmTimes)
             found.append(Candidate(s, server, times))
         if not found:
-            reason, _ = self.dropped.most_common(1)[0] if self.dropped else ("nothing to search", 0)
+            reason = "nothing to search"
+            if self.dropped:
+                [((card, refusal), _)] = self.dropped.most_common(1)
+                reason = f"{card}: {refusal.text}"
             fix = "Raise --max-gpus, add a card with --gpu, allow fp8 weights, or shorten the requests"
             raise ServebookError(f"no card holds the model and its requests ({reason})", self.where, fix)
         return found

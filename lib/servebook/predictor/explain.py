@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..common.predicted_point import CAUSES, Latency, Parts
+from ..common.predicted_point import CAUSES, ROOFLINE, Latency, Parts
 from .scenario import Outcome, Scenario
 from .server_limits import Times
 from .simulation_result import LogEntry, Result
@@ -135,6 +135,6 @@ def waterfall(times: Times, parts: Parts) -> list[tuple[str, float]]:
     }  # fmt: skip
     reads = sum(parts.get(n, 0.0) for n in shares)
     bound = sum(parts.get(n, 0.0) * reached for n, reached in shares.items())
-    steps = [("roofline says", bound), ("bandwidth reached", reads - bound)]
+    steps = [(ROOFLINE, bound), ("bandwidth reached", reads - bound)]
     rest = [(CAUSES[n][0], v) for n, v in parts.items() if n not in shares and v]
     return [step for step in steps if step[1] > 0] + sorted(rest, key=lambda p: -p[1])

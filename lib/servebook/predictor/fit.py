@@ -77,7 +77,7 @@ def report(
             "gpus": gpus or 1,
             "kv_cache_tokens": held,
             "max_concurrency": round(held / found.max_model_len, 2),
-            "problem": found.problem,
+            "problem": str(found.problem) if found.problem else None,
         }
     out["fewest_gpus"] = {name: fewest(shape, card, context, **settings) for name, card in cards.items()}
     return out

@@ -25,6 +25,7 @@ from .calibration import Calibration, calibrate
 from .intervals import discrepancy, interval
 from .point_fields import load_fields, notes, unserved, workload_fields
 from .priors import HOST_NOISE
+from .refusal import Refusal
 from .scenario import Outcome, Scenario, average, capacity_per_s, typical, whole_rounds
 from .server_limits import PredictedServer, Times, server
 from .simulation_result import Result
@@ -159,10 +160,10 @@ class Forecaster:
         alone = (spec.clients == 1 or self.server.naive) and spec.prompt_tokens in self.calibrated_prompts
         return interval(value, drawn, discrepancy(metric, calibrated_alone=alone, cpu=self.server.gpu.is_cpu))
 
-    def overload(self, spec: PointSpec) -> str | None:
+    def overload(self, spec: PointSpec) -> Refusal | None:
         """Why an open loop has no steady state to predict; None if it has one, or if it is a finite run."""
         excess = self._excess(spec) if spec.requests is None else None
-        return f"overloaded: {excess}; a finite run (requests: N) has figures" if excess else None
+        return Refusal(f"{excess}; a finite run (requests: N) has figures", headline="overloaded") if excess else None
 
     def _excess(self, spec: PointSpec) -> str | None:
         """A text with arrival rate and capacity if the rate exceeds the capacity; else None."""

@@ -6,6 +6,7 @@ from typing import Any, TypedDict
 
 from ..common.predicted_point import PredictedPoint
 from ..config.points import PointSpec, RepeatedPoint
+from .refusal import Refusal
 from .scenario import Outcome, Scenario
 from .simulation_result import Result, over_time
 
@@ -24,9 +25,10 @@ def load_fields(spec: PointSpec) -> PredictedPoint:
     return out
 
 
-def unserved(spec: PointSpec, why: str | None, wall_s: float = 0.0) -> PredictedPoint:
-    """A predicted point without figures; its note says why."""
-    return {**load_fields(spec), "wall_s": wall_s, "breakdown": {}, "fits": False, "note": why}
+def unserved(spec: PointSpec, why: Refusal | None, wall_s: float = 0.0) -> PredictedPoint:
+    """A predicted point without figures; its note is the reason."""
+    out: PredictedPoint = {**load_fields(spec), "wall_s": wall_s, "breakdown": {}, "fits": False, "note": None}
+    return {**out, "refused": why.headline, "note": str(why)} if why else out
 
 
 class WorkloadFields(TypedDict, total=False):

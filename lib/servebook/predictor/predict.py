@@ -121,7 +121,8 @@ def _limits(s: PredictedServer) -> dict[str, Any]:
     return {
         "kind": s.kind, "max_num_batched_tokens": s.config.max_num_batched_tokens,
         "max_num_seqs": s.config.max_num_seqs, "max_model_len": s.max_model_len, "kv_cache_tokens": s.kv_tokens,
-        "kv_cache_source": s.kv_source, "async_scheduling": s.config.async_scheduling, "problem": s.problem,
+        "kv_cache_source": s.kv_source, "async_scheduling": s.config.async_scheduling,
+        "problem": str(s.problem) if s.problem else None,
     }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from ..model.reader import ModelShape
 from . import server_flags
 from .kv_groups import Pool, pool
 from .parallel import ALONE, Layout
+from .refusal import Refusal
 from .scheduler import SchedulerConfig
 from .steptime import NaiveTimes, VllmTimes
 
@@ -40,7 +41,7 @@ class PredictedServer:
     layout: Layout = ALONE
     kv_tokens: int = 0
     kv_source: str = ""
-    problem: str | None = None
+    problem: Refusal | None = None
     notes: tuple[str, ...] = ()
     captured_tokens: int = 512  # the largest step with CUDA graphs, 0: eager
     pool: Pool | None = None
@@ -55,15 +56,15 @@ class PredictedServer:
         asynchronous = self.config.async_scheduling or self.gpu.is_cpu
         return VllmTimes(self.shape, self.gpu, constants, self.layout, self.captured_tokens, asynchronous)
 
-    def refuses(self, prompt_tokens: int, output_tokens: int) -> str | None:
+    def refuses(self, prompt_tokens: int, output_tokens: int) -> Refusal | None:
         """Why the server rejects such a request; None if it serves it."""
         total = prompt_tokens + output_tokens
         if self.problem:
             return self.problem
         if total > self.max_model_len:
-            return f"does not fit: {total:,} tokens exceed the context of {self.max_model_len:,}"
+            return Refusal("{:,} tokens exceed the context of {:,}", (total, self.max_model_len))
         if total > (held := self.held_tokens(total)):
-            return f"does not fit: {total:,} tokens exceed the KV pool of {held:,}"
+            return Refusal("{:,} tokens exceed the KV pool of {:,}", (total, held))
         return None
 
     def held_tokens(self, each: int) -> int:
@@ -114,11 +115,12 @@ def server(
     source = "the engine's log" if "kv_cache_tokens" in known else source
     problem = None
     if budget < max_sequences and "max_num_batched_tokens" not in known:  # not checked if a running server reported it
-        problem = f"vLLM refuses max_num_batched_tokens {budget:,} below max_num_seqs {max_sequences:,}"
+        figures = budget, max_sequences
+        problem = Refusal("max_num_batched_tokens {:,} is below max_num_seqs {:,}", figures, "vLLM refuses")
     elif tokens <= 0:
         problem = _too_big(shape, gpu, layout)
     elif context > tokens and "kv_cache_tokens" not in known:
-        problem = f"does not fit: vLLM refuses max_model_len {context:,} with a KV pool of {tokens:,} tokens; lower it"
+        problem = Refusal("vLLM refuses max_model_len {:,} with a KV pool of {:,} tokens; lower it", (context, tokens))
     stages = layout.pipeline  # one group of requests per stage; the groups share max_num_seqs and the pool
     config = SchedulerConfig(
         max_num_batched_tokens=budget, max_num_seqs=max(max_sequences // stages, 1), block_size=block,
@@ -182,10 +184,10 @@ def _captured_tokens(given: BatchingEngine, gpu: Gpu, budget: int, max_sequences
     return min(int(known.get("captured_tokens", captured)), budget)
 
 
-def _too_big(shape: ModelShape, gpu: Gpu, layout: Layout) -> str:
-    size = layout.weight_bytes(shape) / GIB
+def _too_big(shape: ModelShape, gpu: Gpu, layout: Layout) -> Refusal:
     each = " per GPU" if layout.gpus > layout.data else ""
-    return f"does not fit: {size:.1f} GiB of weights{each} leave no KV cache in {gpu.memory_gib:.1f} GiB ({gpu.name})"
+    figures = layout.weight_bytes(shape) / GIB, gpu.memory_gib
+    return Refusal(f"{{:.1f}} GiB of weights{each} leave no KV cache in {{:.1f}} GiB", figures)
 
 
 def _kv_pool(

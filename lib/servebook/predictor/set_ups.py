@@ -19,6 +19,7 @@ from ..model.shape import ModelShape
 from .calibration import Calibration, calibrate
 from .forecaster import Forecaster
 from .parallel import Layout
+from .refusal import Refusal
 from .server_limits import PredictedServer, Times, server
 
 ROUND_CONTEXT = 1024  # max_model_len is the longest request, rounded up to a multiple of this
@@ -170,19 +171,18 @@ class Workshop:
         return self.shapes[s.quantization, s.kv_cache_dtype]
 
     def server(self, s: SetUp) -> PredictedServer:
-        """The set-up's limits. Raises ServebookError if vLLM would reject the layout, or the card lacks the dtype."""
-        shape = self.shape(s)
-        s.gpu.flops_per_s(shape.dtype)
-        return server(NAME, s.engine, shape, s.gpu)
+        """The set-up's limits. Raises ServebookError if vLLM would reject the layout."""
+        return server(NAME, s.engine, self.shape(s), s.gpu)
 
-    def why_not(self, s: SetUp, prompt: int, output: int) -> tuple[PredictedServer | None, str | None]:
-        """(the set-up's limits, None), or (None, why it does not fit)."""
+    def limits(self, s: SetUp, prompt: int, output: int) -> PredictedServer | Refusal:
+        """The set-up's limits, or why it does not fit."""
+        if self.shape(s).dtype == "bfloat16" and s.gpu.bf16_tflops is None:
+            return Refusal("the card has no bfloat16 tensor cores")
         try:
             found = self.server(s)
         except ServebookError as error:
-            return None, error.what
-        refusal = found.refuses(prompt, output)
-        return (None, refusal.removeprefix("does not fit: ")) if refusal else (found, None)
+            return Refusal(error.what)
+        return found.refuses(prompt, output) or found
 
     def calibration(self, s: SetUp, found: PredictedServer) -> Calibration:
         if s.kind in self.calibrated:

@@ -16,7 +16,7 @@ from ..common import stats
 from ..common.reasons import ReasonCode
 from ..scoring import analysis, score
 from .baseline import Baseline
-from .headlines import RATES, card, compared, error_card, factor, interval_words, rated
+from .headlines import RATE_NAMES, RATES, card, compared, error_card, factor, interval_words, rated
 from .markup import Html, columns, esc, table, without_pace
 
 WHY = "#can-the-measurements-be-trusted"
@@ -94,7 +94,7 @@ def _against_baseline(b: Baseline) -> tuple[str, list[str]]:
 def _against_engine(both: pd.DataFrame, engine: str, rate: str, params: Any) -> tuple[str, list[str]]:
     top = both.loc[both["ratio"].idxmax()]
     same = both[both["sweep"] == top["sweep"]].sort_values(["concurrency", "prompt_tokens", "rate_per_s"])
-    first, name = same.iloc[0], RATES[rate].partition(" ")[0]
+    first, name = same.iloc[0], RATE_NAMES[rate]
     one, two = server_name(engine, params), introduced(top["engine_other"], params)
 
     def rates(row: Any) -> str:
@@ -148,7 +148,7 @@ def _rate(
     count = f", {best['requests']:,.0f} requests" if pd.notna(best["requests"]) else ""
     span = interval_words(best[f"{rate}_ci_low"], best[f"{rate}_ci_high"], "")
     mark = _doubt(best)
-    what = f"{name}'s highest {RATES[rate].partition(' ')[0]} rate, at {load(best)}"
+    what = f"{name}'s highest {RATE_NAMES[rate]} rate, at {load(best)}"
     cards = [card(words.number(best[rate]), "tok/s", what, span + count, mark)]
     text = f"{_upper(name)}'s highest rate is {words.number(best[rate])} {RATES[rate]}, at {load(best)}"
     if pd.notna(best["ttft_mean_s"]) and best["tpot_mean_s"] > 0:

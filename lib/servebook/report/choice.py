@@ -41,7 +41,7 @@ def write_choice(
     body.section("Every set-up that was simulated")
     body.add(set_ups_table(choice, found))
     body.section("What was not")
-    body.add(dropped_table(found))
+    body.add(dropped_table(choice, found))
     if found.get("measured"):
         body.section("Measured")
         body.add("<ul>" + "".join(f"<li>{esc(line.strip())}</li>" for line in found["measured"]["lines"]) + "</ul>")
@@ -142,9 +142,9 @@ def set_ups_table(choice: Choice, found: Mapping[str, Any]) -> Html:
     return table(frame, caption, formats={f"{choice.currency}/h": "{:.2f}".format})
 
 
-def dropped_table(found: Mapping[str, Any]) -> Html:
+def dropped_table(choice: Choice, found: Mapping[str, Any]) -> Html:
     """Why set-ups do not fit."""
-    rows = choice_answer.reasons(found["dropped"])
+    rows = choice_answer.reasons(choice.dropped)
     frame = pd.DataFrame({
         "reason": [r for r, _, _ in rows], "cards": [", ".join(cards) for _, cards, _ in rows],
         "set-ups": [n for _, _, n in rows],
@@ -154,7 +154,7 @@ def dropped_table(found: Mapping[str, Any]) -> Html:
         said = f"All {found['searched']:,} set-ups fit{rest}."
         return Html(f"<p>{esc(said)}</p>")
     return table(
-        frame, f"Dropped before any simulation: {sum(found['dropped'].values()):,} of {found['searched']:,}{rest}"
+        frame, f"Dropped before any simulation: {sum(choice.dropped.values()):,} of {found['searched']:,}{rest}"
     )
 
 

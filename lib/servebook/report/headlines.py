@@ -15,7 +15,8 @@ from ..common.reasons import ReasonCode
 from ..scoring import score
 from .markup import Html, esc, place, range_text, where
 
-RATES = {"output_tok_per_s": "output tokens/s", "decode_tok_per_s": "decode tokens/s"}
+RATE_NAMES = {"output_tok_per_s": "output", "decode_tok_per_s": "decode"}
+RATES = {column: f"{name} tokens/s" for column, name in RATE_NAMES.items()}
 FROZEN = "frozen beforehand"
 NO_MARK = Html("")
 
@@ -52,7 +53,7 @@ def headline(
             top = both.loc[both["ratio"].idxmax()]
             spans = [(top[f"{rate}_ci_low{tail}"], top[f"{rate}_ci_high{tail}"]) for tail in ("", "_other")]
             span = interval_words(*stats.ratio_interval(top["ratio"], *spans), "×")
-            name = RATES[rate].partition(" ")[0]
+            name = RATE_NAMES[rate]
             what = f"the {name} rate of {top['engine_other']} at the same load ({where(top)}), the largest gap"
             cards.append(card(words.number(top["ratio"], 2), "×", what, span))
     final = score.final(scores) if len(scores) else scores
@@ -189,7 +190,7 @@ def claim(points: Any, scores: pd.DataFrame, *, engine: str = "vllm", said: str 
     if len(both):
         top = both.loc[both["ratio"].idxmax()]
         first = both[both["sweep"] == top["sweep"]].sort_values(["concurrency", "prompt_tokens", "rate_per_s"]).iloc[0]
-        name = RATES[rate].partition(" ")[0]
+        name = RATE_NAMES[rate]
         text = f"At {where(top)}, {engine} gives {factor(top['ratio'])} times the {name} rate of {top['engine_other']}"
         if first["point"] != top["point"]:
             text += f", against {factor(first['ratio'])} times at {place(first)}"

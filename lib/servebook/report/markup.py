@@ -133,16 +133,6 @@ def place(row: Any) -> str:
     return f"C = {row.concurrency:.0f}{_again(row)}" if pd.notna(row.concurrency) else str(row.point)
 
 
-def loads_in_words(text: str) -> str:
-    """A sentence whose points carry their files' names, with the load instead: C = 16, 32 for c0016, c0032."""
-
-    def said(match: re.Match[str]) -> str:
-        levels = [str(int(name[1:])) for name in match[0].split(", ")]
-        return f"C = {', '.join(levels)}"
-
-    return re.sub(r"\bc\d{4,}\b(?:, c\d{4,}\b)*", said, text)
-
-
 def with_range(value: float, low: float, high: float, unit: str) -> Html:
     """A value with its interval in brackets, both in the value's unit."""
     shown = esc(words.quantity(value, unit))

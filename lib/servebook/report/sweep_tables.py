@@ -10,7 +10,7 @@ import pandas as pd
 from ..charts import words
 from ..scoring import analysis, score
 from .boxes import cost_box, flags_line
-from .markup import Html, audit, columns, esc, loads_in_words, notes_box, place, plain, table, with_range
+from .markup import Html, audit, columns, esc, notes_box, place, plain, table, with_range
 
 
 def points_table(points: Any, sweep: str) -> Html:
@@ -115,7 +115,7 @@ def prefix_cache(points: Any, sweep: str) -> Html:
 
 def stopped(stops: Iterable[Mapping[str, Any]], sweep: str) -> Html:
     """Why a sweep ended before its last point; empty if it did not."""
-    lines = [f"{s['engine']}: {loads_in_words(s['why'])}" for s in stops if s["sweep"] == sweep]
+    lines = [f"{s['engine']}: {s['loads']} not measured: {s['why']}" for s in stops if s["sweep"] == sweep]
     return notes_box("Where it stopped", lines)
 
 
@@ -130,10 +130,9 @@ def missing(
 
     Empty where all is there."""
     lines = [f"{engine} did not run: {why}" for engine, why in failed.items()]
-    lines += [f"{s['sweep']}, {s['engine']}: {s['why']}" for s in stops]
-    lines += [line for line in unfinished if not any(f", {engine}: " in line for engine in failed)]
-    lines += [left_out] if left_out else []
-    text = "; ".join(loads_in_words(line) for line in lines)
+    lines += [f"{s['sweep']}, {s['engine']}: {s['loads']} not measured: {s['why']}" for s in stops]
+    lines += [*unfinished, *([left_out] if left_out else [])]
+    text = "; ".join(lines)
     return Html(f'<p class="sb-caution">Missing in this run: {esc(text)}.</p>' if text else "")
 
 

@@ -17,6 +17,7 @@ from ..config.params import VllmEngine
 from ..hardware.catalog import Gpu
 from ..predictor.choice import Choice, name, percent, replicas_of
 from ..predictor.choice_search import Candidate
+from ..predictor.refusal import Refusal
 from ..predictor.set_ups import PricedGpu, SetUp
 from ..predictor.steptime import VllmTimes
 from .book import Book
@@ -139,8 +140,8 @@ def _candidate(choice: Choice, s: SetUp, replicas: int) -> Candidate | None:
     shapes = choice.workshop.shapes
     if (s.quantization, s.kv_cache_dtype) not in shapes:
         return None
-    server, reason = choice.workshop.why_not(s, *choice.target.longest())
-    if server is None or reason:
+    server = choice.workshop.limits(s, *choice.target.longest())
+    if isinstance(server, Refusal):
         return None
     times = choice.workshop.times(s, server)
     assert isinstance(times, VllmTimes)

@@ -33,7 +33,7 @@ def watching(book: WorkingRun, specs: Sequence[PointSpec]) -> Iterator[None]:
         yield
         return
     view = _View(Follower(book, specs))
-    book.listener = view.hear
+    book.listener = view
     try:
         yield
     except KeyboardInterrupt:
@@ -62,10 +62,13 @@ class _View:
         self._thread = threading.Thread(target=self._follow, name="servebook-live", daemon=True)
         self._thread.start()
 
-    def hear(self, text: str, aloud: bool) -> None:
+    def line(self, text: str, aloud: bool) -> None:
         if aloud:
             self._lines.append(text)
-        self.follower.hear(text)
+        self.follower.line(text)
+
+    def point_progress(self, text: str) -> None:
+        self.follower.point_progress(text)
 
     def close(self) -> None:
         self._ended.set()

@@ -30,7 +30,7 @@ class State:
     rows: int
     warm: bool
     left_s: float | None
-    said: str
+    status: str
 
 
 class Follower:
@@ -41,7 +41,7 @@ class Follower:
         self.sweep, self.engine = specs[0].sweep, specs[0].engine
         self.specs = book.specs(self.engine, self.sweep)
         self.predicted = {p["point"]: p for p in book.frozen_points(self.engine) if p["sweep"] == self.sweep}
-        self.said, self.engine_is_up = "", False
+        self.status, self.engine_is_up = "", False
         self.began = time.monotonic()
         self._points: dict[str, Mapping[str, float | None]] = {}
         self._before = {
@@ -51,10 +51,13 @@ class Follower:
         self._now: PointSpec | None = None
         self._now_began = self.began
 
-    def hear(self, text: str) -> None:
-        """Receive a line of progress; the first line of a point means that the engine answers."""
-        self.said = text
-        self.engine_is_up = self.engine_is_up or ": " in text
+    def line(self, text: str) -> None:
+        """Receive a line that is printed, too."""
+        self.status = text
+
+    def point_progress(self, text: str) -> None:
+        """Receive the progress of a point, which means that the engine answers."""
+        self.status, self.engine_is_up = text, True
 
     def look(self) -> State:
         """Read new data since the last call."""
@@ -65,7 +68,7 @@ class Follower:
             self._tail = _Tail(self._rows_path(now)) if now else None
         means, rows, warm = self._tail.read() if self._tail else ({}, 0, True)
         done = [(s, self._points[s.point]) for s in self.specs if s.point in self._points or self._complete(s)]
-        return State(done, now, means, rows, warm, self._left(left), self.said)
+        return State(done, now, means, rows, warm, self._left(left), self.status)
 
     def interrupted(self) -> str:
         """What an interruption keeps, on one line."""

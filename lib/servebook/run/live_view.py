@@ -41,7 +41,7 @@ def progress(follower: Follower, state: State, lines: Sequence[str]) -> lab_html
 
 def _now(follower: Follower, state: State) -> str:
     if state.now is None:
-        return state.said if follower.engine_is_up else f"starting {follower.engine}, or joining the one that runs"
+        return state.status if follower.engine_is_up else f"starting {follower.engine}, or joining the one that runs"
     point = follower.predicted.get(state.now.point)
     parts = []
     for metric, name in NAMES.items():
@@ -52,8 +52,7 @@ def _now(follower: Follower, state: State) -> str:
                 f"{name} {words.seconds(value)}" + (f" (predicted {words.seconds(predicted)})" if predicted else "")
             )
     phase = "warming up" if state.warm else "so far"
-    status = state.said.rpartition(": ")[2]
-    return f"{_name(state.now)}, {phase}: {', '.join(parts) or 'no answer yet'}; {status}"
+    return f"{_name(state.now)}, {phase}: {', '.join(parts) or 'no answer yet'}; {state.status}"
 
 
 def _name(spec: PointSpec) -> str:

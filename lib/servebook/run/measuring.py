@@ -98,7 +98,7 @@ class _Measuring:
         with book.sessions.spending(LOST, engine=spec.engine, sweep=spec.sweep, point=spec.point) as spent:
             began = time.monotonic()
             try:
-                point = self._load(spec, server, left_s, name)
+                point = self._load(spec, server, left_s)
             except ServerBusy as error:
                 raise Unanswered(f"answered nothing: {error}") from None
             except ServebookError:
@@ -114,7 +114,7 @@ class _Measuring:
         book.tell(f"{name} done", self._progress)
         return None
 
-    def _load(self, spec: PointSpec, server: Any, left_s: float | None, name: str) -> MeasuredPoint:
+    def _load(self, spec: PointSpec, server: Any, left_s: float | None) -> MeasuredPoint:
         from ..load import measure_point_sync
 
         book, engine = self._book, self._book.params.engines[spec.engine]
@@ -134,7 +134,7 @@ class _Measuring:
             floors=book.floors(spec),
             deadline_s=left_s,
             api_key=server.key(),
-            on_progress=lambda text: book.tell(f"{name}: {text}", False),
+            on_progress=lambda text: book.tell_progress(spec, text),
             **asked,
         )
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 from .. import engines
 from ..common import files
@@ -16,13 +16,18 @@ from ..run_folder.sessions import STARTING
 from ..run_folder.stored_run import StoredRun
 
 
+class Listener(Protocol):
+    """Receives a run's progress in place of the cell's output (see live.py)."""
+
+    def line(self, text: str, aloud: bool) -> None: ...
+
+    def point_progress(self, text: str) -> None: ...
+
+
 class WorkingRun(StoredRun):
-    """A run's folder in use: engines, progress, limits on a point's figures.
+    """A run's folder in use: engines, progress, limits on a point's figures."""
 
-    listener: receives the lines of progress instead of the cell's output (see live.py).
-    """
-
-    listener: Callable[[str, bool], None] | None = None
+    listener: Listener | None = None
 
     # --- engines ------------------------------------------------------------------------------------------------
 
@@ -83,9 +88,15 @@ class WorkingRun(StoredRun):
         if aloud:
             self.sessions.tell(text)
         if self.listener:
-            self.listener(text, aloud)
+            self.listener.line(text, aloud)
         elif aloud:
             print(text, flush=True)
+
+    def tell_progress(self, spec: PointSpec, text: str) -> None:
+        """Report the progress of a point to other processes and to the listener."""
+        self.sessions.set_status(f"{spec.sweep} {spec.engine} {spec.point}: {text}")
+        if self.listener:
+            self.listener.point_progress(text)
 
     def begin_session(self, command: list[str] | None) -> None:
         """Begin a session of the pipeline and delete the engine failures of the previous one."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from importlib import metadata
@@ -202,7 +202,7 @@ class PointStatus:
     def mark_lost(self, spec: PointSpec, why: str, log: Sequence[str] = ()) -> None:
         """Mark a point as not measured, for the report and the exit status. log: the engine's last lines."""
         record = {"sweep": spec.sweep, "engine": spec.engine, "points": [spec.point], "fault": True, "log": list(log)}
-        files.write_json(self._fault_file(spec), {**record, "why": f"{spec.point} was not measured: {why}"})
+        files.write_json(self._fault_file(spec), {**record, "why": why})
 
     def mark_rest_lost(self, engine: str, sweep: str | None, why: str) -> None:
         """Mark the remaining points of a sweep (None: the calibration) as not measured."""
@@ -210,14 +210,14 @@ class PointStatus:
             self.mark_lost(spec, why)
 
     def stop_at_limit(self, left: Sequence[PointSpec]) -> str:
-        """Mark the points that a sweep's time limit leaves out, and return the message."""
+        """Mark the points that a sweep's time limit leaves out, and return a message."""
         sweep, engine, names = left[0].sweep, left[0].engine, [s.point for s in left]
         minutes = self.limit_minutes(sweep, engine)
-        why = f"stopped after {minutes:g} min, the limit set for {engine} here; not measured: {', '.join(names)}"
+        why = f"stopped after {minutes:g} min, the limit set for {engine} here"
         record = {"sweep": sweep, "engine": engine, "points": names, "minutes": minutes, "why": why}
         made_with = {"fingerprints": {s.point: self.fingerprint(s) for s in left}}
         files.write_json(self._files.limit(sweep, engine), record | made_with)
-        return why
+        return f"{points.loads_in_words(left)} not measured: {why}"
 
     def limit_minutes(self, sweep: str, engine: str) -> float | None:
         """A sweep's time limit on an engine, None if there is none."""
@@ -227,29 +227,37 @@ class PointStatus:
     # --- what is missing ----------------------------------------------------------------------------------------
 
     def stopped(self) -> list[dict[str, Any]]:
-        """Missing points: sweep, engine, point, why; `fault` and the last `log` lines if the engine failed."""
-        found = [files.read_object(f, "sweep", "engine", "points") for f in self._files.stops()]
+        """Missing points: sweep, engine, points, their loads in words, why; `fault` and the last `log` lines if the
+        engine failed."""
         now, engines = {*self._run.params.sweeps, points.CALIBRATION}, self._run.params.engines
-        asked = [s for s in found if s["sweep"] in now and s["engine"] in engines]
-        return [s for s in asked if {p.point for p in self._run.specs(s["engine"], s["sweep"])} & set(s["points"])]
+        stopped = []
+        for file in self._files.stops():
+            s = files.read_object(file, "sweep", "engine", "points", "why")
+            if s["sweep"] in now and s["engine"] in engines:
+                left = [p for p in self._run.specs(s["engine"], s["sweep"]) if p.point in s["points"]]
+                if left:
+                    stopped.append({**s, "loads": points.loads_in_words(left), "why": _only_why(s)})
+        return stopped
 
-    def unfinished(self) -> list[str]:
-        """Points that were predicted but neither measured nor lost for a recorded reason, one line per sweep."""
+    def unfinished(self, skip: Container[str] = ()) -> list[str]:
+        """Points that were predicted but neither measured nor lost for a recorded reason, one line per sweep. skip:
+        engines to leave out."""
         told = {(s["sweep"], s["engine"], p) for s in self.stopped() for p in s["points"]}
-        open_points: dict[tuple[str, str], list[str]] = {}
+        left: dict[tuple[str, str], list[PointSpec]] = {}
         for spec in self._run.all_specs():
             if self._stored(spec) is None and (spec.sweep, spec.engine, spec.point) not in told:
-                open_points.setdefault((spec.sweep, spec.engine), []).append(spec.point)
+                left.setdefault((spec.sweep, spec.engine), []).append(spec)
         return [
-            f"{sweep}, {engine}: not measured when the run ended: {', '.join(names)}"
-            for (sweep, engine), names in open_points.items()
+            f"{sweep}, {engine}: {points.loads_in_words(specs)} not measured when the run ended"
+            for (sweep, engine), specs in left.items()
+            if engine not in skip
         ]
 
     def faults(self, engine: str, sweep: str | None) -> list[str]:
         """Points of a sweep (None: the calibration) that were lost because the engine failed, one line each."""
         at = engine, sweep or points.CALIBRATION
         return [
-            f"{s['sweep']}, {engine}: {s['why']}"
+            f"{s['sweep']}, {engine}: {s['loads']} not measured: {s['why']}"
             for s in self.stopped()
             if s.get("fault") and (s["engine"], s["sweep"]) == at
         ]
@@ -312,3 +320,9 @@ def _torch_version() -> str | None:
     with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version("torch")
     return None
+
+
+def _only_why(stop: Mapping[str, Any]) -> str:
+    """Why points are missing, without their names, which files written until 0.1 have in the text, too."""
+    names = ", ".join(stop["points"])
+    return str(stop["why"]).removeprefix(f"{names} was not measured: ").removesuffix(f"; not measured: {names}")

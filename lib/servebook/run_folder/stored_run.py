@@ -110,7 +110,7 @@ class StoredRun:
 
     def unfinished(self) -> list[str]:
         """Points that are missing without a recorded reason, except those of engines that failed to start."""
-        return self.point_status.unfinished()
+        return self.point_status.unfinished(skip=self.failed_engines())
 
     # --- what came out ------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from ..common.measured_point import MeasuredPoint
-from ..common.predicted_point import CAUSES, PredictedPoint
+from ..common.predicted_point import CAUSES, ROOFLINE, PredictedPoint
 from ..common.reasons import ReasonCode
 from .audit import LITTLE_TOLERANCE
 from .points_frame import PointsLike, frame_of
@@ -175,6 +175,9 @@ def engine_gap(points: Any, baseline: str, other: str) -> pd.DataFrame:
     return table.reset_index()
 
 
+OLD_LABELS = {"roofline says": ROOFLINE}  # of predictions frozen until 0.1
+
+
 def waterfalls(
     points: Any, predicted: Iterable[PredictedPoint], engine: str, concurrency: int | None = None
 ) -> list[dict[str, Any]]:
@@ -197,9 +200,12 @@ def waterfalls(
             if p and (row["tpot_mean_s"] or 0) > 0:
                 at = f"at C = {row['concurrency']:.0f}, {row['prompt_tokens']:,.0f} in"
                 shared = {"engine": engine}
-                first_part, *rest = p["waterfall"]
+                (first_label, first_s), *rest = p["waterfall"]
                 tpot = {
-                    "parts": [tuple(first_part), *_small_together(rest, sum(v for _, v in p["waterfall"]))],
+                    "parts": [
+                        (OLD_LABELS.get(first_label, first_label), first_s),
+                        *_small_together(rest, sum(v for _, v in p["waterfall"])),
+                    ],
                     "measured": row["tpot_mean_s"],
                     "what": f"TPOT {at}",
                     "id": f"waterfall-{sweep}{suffix}",
