@@ -40,6 +40,7 @@ def shape(**config: Any) -> ModelShape:
         ("glmga", 10_292_777_472),  # a class of another model's module
         ("gemma3n_text", 6_835_235_568),
         ("paligemma", 2_910_390_528),
+        ("aria", 18_701_885_824),  # its projector attends to images, its decoder does not
     ],
 )
 def test_every_kind_of_module_is_counted(model_type: str, parameters: int) -> None:

@@ -37,6 +37,10 @@ def of(
             "a quantization of the bits alone, without quant_method, is MLX's", where,
             "Use the checkpoint that it was made from: vLLM does not load MLX's",
         )  # fmt: skip
+    elif given:
+        raise ServebookError(
+            "its quantization_config has no quant_method", where, "Add it, or remove quantization_config"
+        )
     else:
         return None
     method = {
@@ -52,7 +56,7 @@ def of(
         )
     try:
         return READERS[method](given or {}, element_bytes)
-    except (KeyError, TypeError, ValueError, AttributeError, re.error) as e:
+    except (LookupError, TypeError, ValueError, AttributeError, re.error) as e:
         raise ServebookError(f"quantization_config of {method} cannot be read ({e})", where, "Correct it") from None
 
 
@@ -189,11 +193,18 @@ def _modelopt(given: Mapping[str, Any], element_bytes: int) -> Quantization:
 
 def _group(given: Mapping[str, Any]) -> int:
     group = given.get("group_size", given.get("q_group_size", 128))
+    if group is not None and int(group) < -1:
+        raise ValueError(f"group_size is {group}")
     return 0 if group is None or int(group) <= 0 else int(group)
 
 
+def _bits(given: Mapping[str, Any], *names: str) -> int:
+    """Bits of a weight; 4 if no key gives them."""
+    return int(next((given[n] for n in names if given.get(n) is not None), 4))
+
+
 def _awq(given: Mapping[str, Any], element_bytes: int) -> Quantization:
-    bits = int(given.get("bits") or given.get("w_bit") or 4)
+    bits = _bits(given, "bits", "w_bit")
     scheme = Scheme(bits, _group(given), zeros=bool(given.get("zero_point", True)))
     return Quantization("awq", _except(scheme, given.get("modules_to_not_convert")), None, bits)
 
@@ -201,7 +212,7 @@ def _awq(given: Mapping[str, Any], element_bytes: int) -> Quantization:
 def _gptq(given: Mapping[str, Any], element_bytes: int) -> Quantization:
     """GPTQ files always contain qzeros and g_idx, used or not. A `dynamic` rule that starts with -: excludes the
     modules that it matches; any other rule changes their bits and group size."""
-    bits = int(given.get("bits") or 4)
+    bits = _bits(given, "bits")
     plain = Scheme(bits, _group(given), zeros=True, index=True)
     rules = [(re.compile(r[2:] if r[:2] in ("-:", "+:") else r), r, c) for r, c in (given.get("dynamic") or {}).items()]
     kept = _except(plain, given.get("modules_to_not_convert"), head=bool(given.get("lm_head")))
@@ -219,7 +230,7 @@ def _gptq(given: Mapping[str, Any], element_bytes: int) -> Quantization:
 
 
 def _auto_round(given: Mapping[str, Any], element_bytes: int) -> Quantization:
-    bits = int(given.get("bits") or 4)
+    bits = _bits(given, "bits")
     gptq = "gptq" in str(given.get("packing_format", "auto_gptq"))
     scheme = Scheme(bits, _group(given), zeros=True, index=gptq)
     extra = given.get("extra_config") or {}

@@ -41,6 +41,7 @@ class PreTrainedConfig:
     attribute_map: ClassVar[dict[str, str]] = {}
     sub_configs: ClassVar[dict[str, Any]] = {}
     never_null: ClassVar[frozenset[str]] = frozenset()
+    numbers: ClassVar[dict[str, str]] = {}
     model_type = ""
     base_model_tp_plan = None
     default_theta = 10000.0
@@ -57,6 +58,7 @@ class PreTrainedConfig:
     def __init_subclass__(cls, **_: Any) -> None:
         cls.__dataclass_fields__ = _fields(cls)  # type: ignore[attr-defined]
         cls.never_null = _never_null(cls)
+        cls.numbers = _numbers(cls)
         if "__init__" in cls.__dict__:
             return
 
@@ -72,9 +74,12 @@ class PreTrainedConfig:
         for name in sorted(type(self).never_null & {k for k, v in given.items() if v is None}):
             raise ValueError(f"{name} is null, which its class does not allow: set a value or remove the key")
         for name, default in _fields(type(self)).items():
+            if name in rest and (wrong := _wrong_type(type(self).numbers.get(name), rest[name])):
+                raise ValueError(f"{name} is {rest[name]!r}, {wrong}")
             setattr(self, name, rest.pop(name) if name in rest else default())
         self.__post_init__(**rest)
         kinds, layers = getattr(self, "layer_types", None), getattr(self, "num_hidden_layers", None)
+        type(self).validate_layer_type(self)  # a static method in some classes
         if isinstance(kinds, list | tuple) and isinstance(layers, int) and layers != len(kinds):
             raise ValueError(f"num_hidden_layers is {layers}, but layer_types has {len(kinds)} entries")
         self.validate_architecture()
@@ -93,6 +98,8 @@ class PreTrainedConfig:
 
     def convert_rope_params_to_dict(self, **rest: Any) -> dict[str, Any]:
         scaling = rest.pop("rope_scaling", None)
+        if scaling is not None and not isinstance(scaling, dict):
+            raise ValueError(f"rope_scaling is {scaling!r}, not an object")
         found = scaling or self.rope_parameters or {}
         found = dict(found) if isinstance(found, dict) else {}
         found.setdefault("rope_type", found.get("type", "default"))
@@ -105,7 +112,12 @@ class PreTrainedConfig:
     def standardize_rope_params(self) -> None:
         return None
 
-    validate_rope = validate_layer_type = validate_architecture = standardize_rope_params
+    validate_rope = validate_architecture = standardize_rope_params
+
+    def validate_layer_type(self) -> None:
+        kinds, allowed = getattr(self, "layer_types", None), _layer_types()
+        if isinstance(kinds, list | tuple) and allowed and (odd := [k for k in kinds if k not in allowed]):
+            raise ValueError(f"layer_types has {odd[0]!r}, which transformers does not know")
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(type(self).attribute_map.get(name, name), value)
@@ -175,6 +187,33 @@ def _never_null(cls: type) -> frozenset[str]:
         if c not in (object, PreTrainedConfig):
             found |= {n: not re.search("None|Optional|Any", str(k)) for n, k in inspect.get_annotations(c).items()}
     return frozenset(n for n, never in found.items() if never)
+
+
+def _numbers(cls: type) -> dict[str, str]:
+    """{field that holds a number or a truth value alone: its annotation}"""
+    found: dict[str, str] = {}
+    for c in reversed(cls.__mro__):
+        if c not in (object, PreTrainedConfig):
+            found |= {n: str(k) for n, k in inspect.get_annotations(c).items()}
+    return {n: k for n, k in found.items() if set(re.findall(r"\w+", k)) <= {"int", "float", "bool", "None"}}
+
+
+def _wrong_type(annotation: str | None, value: Any) -> str:
+    """Why transformers rejects a value for a field of numbers; empty if it does not."""
+    if annotation is None or not isinstance(value, str | list | dict):
+        return ""
+    return "not true or false" if "bool" in annotation else "not a number"
+
+
+@cache
+def _layer_types() -> frozenset[str]:
+    """The names that transformers allows in layer_types."""
+    found: set[str] = set()
+    for node in ast.parse((home() / "configuration_utils.py").read_text(encoding="utf-8")).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(target, ast.Name) and re.fullmatch(r"ALLOWED_\w*LAYER_TYPES", target.id):
+            found |= {e.value for e in ast.walk(node) if isinstance(e, ast.Constant) and isinstance(e.value, str)}
+    return frozenset(found)
 
 
 @cache

@@ -48,6 +48,10 @@ def shape_of(
             "the KV cache layout of its layers is not known", where, "Use a model whose layers vLLM can cache"
         )
     first = next((a for a in kinds if a.kind not in ("state", "indexer", "compressor")), None)
+    try:
+        context = context_tokens(tree)
+    except (TypeError, ValueError, OverflowError) as e:
+        raise ServebookError(f"its context length cannot be told ({e})", where, "Correct rope_scaling") from None
     layers = layer_count(tree, decoder)
     if not layers:
         raise ServebookError("no decoder layers found", where, "Use a decoder-only language model")
@@ -62,7 +66,7 @@ def shape_of(
         intermediate=_intermediate(tree, decoder, experts),
         vocab=_embedding(tree, decoder).shape[0],
         tied_embeddings=tree.tied,
-        max_context_tokens=context_tokens(tree),
+        max_context_tokens=context,
         matrices=matrices,
         attention=kinds,
         experts=experts,
@@ -92,7 +96,7 @@ def _notes(matrices: tuple[Matrices, ...], beside: int) -> tuple[str, ...]:
 
 def _decoder(tree: Tree, where: str) -> str:
     """The name of the module that holds token embeddings and layers."""
-    if any(".cross_attn." in w.name for w in tree.weights):
+    if any(".cross_attn." in w.name and STACK.match(w.name) for w in tree.weights):
         raise ServebookError(
             "its decoder attends to images by layers of cross-attention", where,
             "Use another model: no vLLM after 0.10 serves such layers",
@@ -130,6 +134,10 @@ def _experts(tree: Tree, decoder: str, where: str) -> Experts | None:
     down = next((w for w in found if "down" in w.parameter or w.parameter.endswith("w2")), found[-1])
     layers = len({w.name for w in found})
     nothing = tree.text.get("zero_expert_num") or 0  # experts without weights that the router may choose
+    if chosen > count + nothing:
+        raise ServebookError(
+            f"a token is routed to {chosen} of {count + nothing} experts", where, "Correct num_experts_per_tok"
+        )
     chosen = round(chosen * count / (count + nothing))
     return Experts(count=count, per_token=min(chosen, count), layers=layers, intermediate=_inner(down, tree))
 

@@ -149,6 +149,7 @@ def _state(
     return AttentionLayers(kind="state", layers=1, state_bytes=size, state_flops=6 * recurrent)
 
 
+MOST_FACTOR = 1e5
 ASSUMED_CONTEXT = 2048  # vLLM's default if the config gives no context length
 
 
@@ -196,6 +197,8 @@ def context_tokens(tree: Tree) -> int:
         factor = 1.0
         for part, kind in zip(parts, kinds, strict=True):
             if kind not in scaled:
-                factor = part.get("factor") or factor
-        longest *= float(factor)
+                factor = 1.0 if part.get("factor") is None else float(part["factor"])
+        if not 0 < factor < MOST_FACTOR:
+            raise ValueError(f"the RoPE factor is {factor:g}")
+        longest *= factor
     return int(longest)

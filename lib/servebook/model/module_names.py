@@ -50,7 +50,8 @@ class Names:
     a name. Names and words are looked up in sets, all wildcards are one expression, the rest is tried one by one."""
 
     def __init__(self, entries: Iterable[str] | None) -> None:
-        given = [plain(e) for e in entries or () if isinstance(e, str)]
+        entries = [entries] if isinstance(entries, str) else entries or ()
+        given = [plain(e) for e in entries if isinstance(e, str)]
         self.expressions = [re.compile(e[3:]) for e in given if e.startswith("re:")]
         rest = [e for e in given if not e.startswith("re:")]
         wild = [e for e in rest if "*" in e or "?" in e]

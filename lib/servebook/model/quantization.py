@@ -22,6 +22,12 @@ class Scheme:
     words: bool = False  # packed into int32 words; no element crosses a word
     multiplies: str | None = None
 
+    def __post_init__(self) -> None:
+        if not 0 < self.bits <= 16:
+            raise ValueError(f"{self.bits} bits a weight")
+        if self.block and min(self.block) < 1:
+            raise ValueError(f"blocks of {self.block[0]} × {self.block[1]} weights")
+
     def stored_bytes(self, rows: int, columns: int) -> int:
         """Bytes of a matrix of `rows` outputs and `columns` inputs, with its scales, zero points and index."""
         if self.block:

@@ -6,7 +6,11 @@ import contextlib
 import difflib
 import functools
 import json
+import os
+import socket
 import threading
+import urllib.parse
+import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +28,7 @@ from .tree import text_of, tree_of
 __all__ = ["ModelShape", "from_config", "materialize", "model_name", "packaged", "read_config", "read_shape"]
 
 QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
-HUB_TIMEOUT_S = 10.0
+HUB_TIMEOUT_S, CONNECT_S = 10.0, 1.5
 PACKAGED = Path(__file__).parent / "configs"
 # {Hub id: packaged config}; these models have the same shape at every revision
 SHIPPED = {
@@ -148,17 +152,29 @@ def _from_hub(hub: str, revision: str | None) -> Path:
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # hide its messages about retries
     fetch = functools.partial(hf_hub_download, hub, "config.json", revision=revision)
     try:
+        if not (os.environ.get("HF_HUB_OFFLINE") or urllib.request.getproxies()):
+            _within(CONNECT_S, _connect)  # the client itself retries for half a minute
         return Path(_within(HUB_TIMEOUT_S, fetch))
     except Exception as e:  # huggingface_hub raises dozens of kinds: connection, gated, not found, offline, bad id
         with contextlib.suppress(Exception):
             if isinstance(e, OSError):  # includes TimeoutError and HTTP errors: use the cached copy if there is one
                 return Path(fetch(local_files_only=True))
-        reason = f"no answer within {HUB_TIMEOUT_S:g} s" if isinstance(e, TimeoutError) else type(e).__name__
+        reason = "no answer in time" if isinstance(e, TimeoutError) else type(e).__name__
+        reason = "no connection" if isinstance(e, socket.gaierror | ConnectionError) else reason
         raise ServebookError(
             f"its config.json could not be fetched from the Hub ({reason})",
             hub,
             "Check the id, the connection and HF_TOKEN, or give model.path or model.config",
         ) from None
+
+
+def _connect() -> None:
+    """Open a connection to the Hub and close it. Raises OSError."""
+    from huggingface_hub import constants
+
+    hub = urllib.parse.urlsplit(constants.ENDPOINT)
+    port = hub.port or (80 if hub.scheme == "http" else 443)
+    socket.create_connection((hub.hostname or "", port), timeout=CONNECT_S).close()
 
 
 def _within(seconds: float, work: Callable[[], Any]) -> Any:
