@@ -95,7 +95,7 @@ def test_every_tool_is_read(tmp_path, content, tool, kind, ttft):
     (r,) = tool_results.read(write(tmp_path, content))
     assert (r.tool, r.kind) == (tool, kind) and r.measured["ttft_s"]["mean"] == pytest.approx(ttft)
     assert r.measured["tpot_s"]["mean"] == pytest.approx(0.006) and r.lengths[0] == (1000, 100)
-    assert r.told
+    assert r.stated
 
 
 def test_detailed_results_tell_every_request(tmp_path):
@@ -221,7 +221,7 @@ def test_requests_that_a_warm_up_sent_are_load_but_no_statistic(tmp_path):
     begun = benchmark | {"scheduler_metrics": {"measure_start_time": second, "measure_end_time": second + 9}}
     begun["metrics"] = benchmark["metrics"] | {"request_totals": {"successful": 4}}
     (r,) = tool_results.read(write(tmp_path, {"benchmarks": [begun]}))
-    assert r.requests == len(r.starts_s) == 6 and any("before or after the measured time" in t for t in r.told)
+    assert r.requests == len(r.starts_s) == 6 and any("before or after the measured time" in t for t in r.stated)
     assert 1e3 * r.measured["ttft_s"]["mean"] != pytest.approx(of_guidellm(REAL["guidellm_constant"], "ttft_s"))
 
 
@@ -259,7 +259,7 @@ def test_a_limit_that_was_never_reached_is_none(tmp_path):
     told = REAL["aiperf_gamma"] | {"input_config": {"phases": [phase]}}
     write(tmp_path, lines(REAL["aiperf_gamma_requests"]), "r.jsonl")
     (r,) = tool_results.read(write(tmp_path, told, "r_aiperf.json"))
-    assert (r.kind, r.concurrency) == ("trace", None) and any("below the limit of 50" in t for t in r.told)
+    assert (r.kind, r.concurrency) == ("trace", None) and any("below the limit of 50" in t for t in r.stated)
 
 
 def test_requests_of_one_token_count_in_vllm_s_ttft(tmp_path):

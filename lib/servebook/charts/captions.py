@@ -78,8 +78,8 @@ def values_in_words(data: Data, metric: ChartMetric, x: str, at: str) -> str:
     """Every measured and predicted value of a metric, for the text alternative."""
     parts = []
     for engine in data.engines:
-        seen, said = data.curve(engine, metric.name, x), data.forecast(engine, metric.name, x)
-        pairs: Mapping[float, float] = dict(zip(said[x], said["predicted"], strict=True))
+        seen, predicted = data.curve(engine, metric.name, x), data.forecast(engine, metric.name, x)
+        pairs: Mapping[float, float] = dict(zip(predicted[x], predicted["predicted"], strict=True))
         values = []
         for value, measured in zip(seen[x], seen["measured"], strict=True):
             predicted = f" (predicted {words.quantity(pairs[value], metric.unit)})" if value in pairs else ""

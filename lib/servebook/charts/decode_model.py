@@ -40,9 +40,9 @@ def saturation(
     ax.plot(model["batch"], model["tok_per_s"], color=look.colour, linestyle=(0, (4, 2)), linewidth=1.5)
     alt: list[str] = []
     if len(points):
-        said, alt = _served(ax, points, model, look)
+        found, alt = _served(ax, points, model, look)
     else:
-        said = _saturation_marks(ax, half_batch, ceiling_tok_per_s)
+        found = _saturation_marks(ax, half_batch, ceiling_tok_per_s)
         ax.set_ylim(bottom=0)
     ticks = [2.0**i for i in range(12) if model["batch"].min() <= 2**i <= model["batch"].max()]
     plain_log(ax.xaxis, ticks, room=6 if canvas.narrow else 12)
@@ -55,7 +55,7 @@ def saturation(
     solid = " Solid: measured output tokens/s." if alt else ""
     solid += " Hollow: the audit doubts the point." if (points["verdict"] == "suspect").any() else ""
     figure.servebook = FigureText(  # type: ignore[attr-defined]
-        id, title, words.sentence(said),
+        id, title, words.sentence(found),
         f"Curve of modelled decode tokens per second over batch: {values}.{measured_words}",
         f"Dashed: the decode-only model, no prefill in it.{solid}",
     )  # fmt: skip
@@ -70,29 +70,29 @@ def _served(ax: Axes, points: pd.DataFrame, model: pd.DataFrame, look: EngineSty
         ax.plot(own["concurrency"], own["tok_per_s"], look.marker, color=look.colour, markerfacecolor=fill)
     over = np.interp(points["concurrency"], model["batch"], model["tok_per_s"]) / points["tok_per_s"]
     each = list(zip(points["concurrency"], points["tok_per_s"], over, strict=True))
-    said = [
+    found = [
         f"at C = {words.number(c)} the decode model gives {words.number(served * factor)} tok/s, "
         f"{words.times(factor)} the {words.number(served)} that are served"
         for c, served, factor in each[:: max(1, len(each) - 1)]
     ]
-    said[0] = f"{said[0][0].upper()}{said[0][1:]}"
+    found[0] = f"{found[0][0].upper()}{found[0][1:]}"
     rows = points.to_dict("records")
-    return said, [f"C = {words.number(r['concurrency'])}: {words.number(r['tok_per_s'])}" for r in rows]
+    return found, [f"C = {words.number(r['concurrency'])}: {words.number(r['tok_per_s'])}" for r in rows]
 
 
 def _saturation_marks(ax: Axes, half_batch: float | None, ceiling_tok_per_s: float | None) -> list[str]:
     """Draws ceiling and half-saturation batch; what they are, as clauses."""
-    said = []
+    found = []
     if ceiling_tok_per_s:
         ax.axhline(ceiling_tok_per_s, color=LIGHT["muted"], linewidth=1)
         label = f"ceiling {words.number(ceiling_tok_per_s)} tok/s"
         ax.annotate(label, (0.02, ceiling_tok_per_s), (0, 4), xycoords=("axes fraction", "data"),
                     textcoords="offset points", fontsize=8.5, color=LIGHT["muted"])  # fmt: skip
-        said.append(f"The decode model nears {words.number(ceiling_tok_per_s)} tok/s")
+        found.append(f"The decode model nears {words.number(ceiling_tok_per_s)} tok/s")
     if half_batch and ceiling_tok_per_s:
         ax.plot([half_batch] * 2, [0, ceiling_tok_per_s / 2], color=LIGHT["muted"], linewidth=1, linestyle=(0, (1, 2)))
         ax.plot(half_batch, ceiling_tok_per_s / 2, "o", color=LIGHT["ink"], markersize=4.5)
         ax.annotate(f"half at B = {words.number(half_batch)}", (half_batch, ceiling_tok_per_s / 2), (-7, 5), ha="right",
                     textcoords="offset points", fontsize=8.5, color=LIGHT["ink"])  # fmt: skip
-        said.append(f"it reaches half of that at batch {words.number(half_batch)}")
-    return said
+        found.append(f"it reaches half of that at batch {words.number(half_batch)}")
+    return found

@@ -72,9 +72,9 @@ def tiles(values: Iterable[tuple[str, str, str]]) -> str:
 def figure(drawn: Figure, note: str = "", takeaway: bool = True) -> str:
     """A figure of charts/ in its original width, with its texts below."""
     words = style.text_of(drawn)
-    said = words.takeaway if takeaway else ""
+    lead = words.takeaway if takeaway else ""
     label = f'aria-label="{html.escape(f"{words.title}. {words.alt}", quote=True)}"'
-    caption = " ".join(text(s) for s in (said, note) if s)
+    caption = " ".join(text(s) for s in (lead, note) if s)
     width = f' style="max-width:{drawn.get_figwidth() * 100:.0f}px"'
     return f"<figure{width}>{svg.svg(drawn, words.id, label)}<figcaption>{caption}</figcaption></figure>"
 

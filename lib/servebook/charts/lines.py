@@ -89,10 +89,10 @@ def gather(points: Any, predictions: Any, sweep: str | None, stage: str | None =
     forecast = forecast[forecast["stage"] == forecast["engine"].map(best)]
     here = {*frame["engine"].dropna(), *forecast["engine"].dropna()}
     measured = score.measured_frame(frame) if len(frame) else score.measured_frame([])
-    told = pd.DataFrame(others) if others else None
-    if told is not None:
-        told = told[told["sweep"] == sweep]
-    return Data(frame, measured, forecast, [e for e in order if e in here], styles, told)
+    others_here = pd.DataFrame(others) if others else None
+    if others_here is not None:
+        others_here = others_here[others_here["sweep"] == sweep]
+    return Data(frame, measured, forecast, [e for e in order if e in here], styles, others_here)
 
 
 def workload(data: Data) -> str:
@@ -127,10 +127,12 @@ def draw(ax: Axes, below: Axes | None, data: Data, metric: ChartMetric, x: str) 
     ends = []
     for engine in data.engines:
         look = data.styles[engine]
-        seen, said = data.curve(engine, metric.name, x), data.forecast(engine, metric.name, x)
-        if len(said):
-            ax.plot(said[x], said["predicted"], color=look.colour, linestyle=(0, (4, 2)), linewidth=1.4, zorder=2)
-            band = said.dropna(subset=["low", "high"])
+        seen, forecast = data.curve(engine, metric.name, x), data.forecast(engine, metric.name, x)
+        if len(forecast):
+            ax.plot(
+                forecast[x], forecast["predicted"], color=look.colour, linestyle=(0, (4, 2)), linewidth=1.4, zorder=2
+            )
+            band = forecast.dropna(subset=["low", "high"])
             if len(band):
                 ax.fill_between(
                     band[x], band["low"], band["high"], color=look.colour, alpha=0.13, linewidth=0, zorder=1
@@ -142,30 +144,32 @@ def draw(ax: Axes, below: Axes | None, data: Data, metric: ChartMetric, x: str) 
             xs, ys = _broken(seen[x], seen["measured"], data.failed(engine, x))
             ax.plot(xs, ys, color=look.colour, zorder=3)
             marks(ax, seen, x, "measured", look)
-            _tips(ax, seen, said, engine, metric, x)
+            _tips(ax, seen, forecast, engine, metric, x)
             interval(ax, seen[x], seen["measured"], seen["measured_low"], seen["measured_high"], look.colour)
             # the end of its last line
-            far, column = (said, "predicted") if len(said) and said[x].max() > seen[x].max() else (seen, "measured")
+            far, column = (
+                (forecast, "predicted") if len(forecast) and forecast[x].max() > seen[x].max() else (seen, "measured")
+            )
             ends.append(LineEnd(engine, engine, float(far[x].iloc[-1]), float(far[column].iloc[-1])))
-        elif len(said):
-            at = float(said[x].iloc[-1]), float(said["predicted"].iloc[-1])
+        elif len(forecast):
+            at = float(forecast[x].iloc[-1]), float(forecast["predicted"].iloc[-1])
             ends.append(LineEnd(engine, f"{engine} (predicted)", *at))
         for value in data.failed(engine, x):
             ax.plot(
                 value, 0, "x", color=look.colour, transform=ax.get_xaxis_transform(), markersize=8, markeredgewidth=2,
                 zorder=6, clip_on=False,
             )  # fmt: skip
-        if below is not None and len(seen) and len(said):
-            _ratio(below, seen, said, x, look)
+        if below is not None and len(seen) and len(forecast):
+            _ratio(below, seen, forecast, x, look)
     return ends
 
 
 AT = {"concurrency": "C = {}", "prompt_tokens": "{} prompt tokens", "rate_per_s": "{} requests/s"}
 
 
-def _tips(ax: Axes, seen: pd.DataFrame, said: pd.DataFrame, engine: str, metric: ChartMetric, x: str) -> None:
+def _tips(ax: Axes, seen: pd.DataFrame, predicted: pd.DataFrame, engine: str, metric: ChartMetric, x: str) -> None:
     """What the reader sees of a point when the pointer rests on it."""
-    forecast = dict(zip(said[x], said["predicted"], strict=True))
+    forecast = dict(zip(predicted[x], predicted["predicted"], strict=True))
     for _, row in seen.iterrows():
         at = AT.get(x, "{}").format(words.label(row[x]))
         text = f"{engine}, {at}: {metric.says} {words.quantity(row['measured'], metric.unit)} measured"
@@ -196,8 +200,8 @@ def interval(ax: Axes, x: Any, y: Any, low: Any, high: Any, colour: str) -> None
         ax.vlines(x, np.minimum(low, y), np.maximum(high, y), color=colour, linewidth=1.3, zorder=3)
 
 
-def _ratio(below: Axes, seen: pd.DataFrame, said: pd.DataFrame, x: str, look: EngineStyle) -> None:
-    rows = seen.merge(said[[x, "predicted"]], on=x)
+def _ratio(below: Axes, seen: pd.DataFrame, predicted: pd.DataFrame, x: str, look: EngineStyle) -> None:
+    rows = seen.merge(predicted[[x, "predicted"]], on=x)
     rows = rows[rows["predicted"] > 0]
     if rows.empty:
         return

@@ -119,7 +119,7 @@ def scheduler_steps(
     ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: words.label(v)))
     ax.set_xlabel(f"Tokens of a step (budget {budget:,})")
     _legend(figure, colours, "request ", canvas.narrow)
-    told = [
+    by_request = [
         f"step {i + 1}: " + (", ".join(f"{name} {tokens:,}" for name, tokens in step.items()) or "nothing")
         for i, step in enumerate(steps)
     ]
@@ -129,7 +129,7 @@ def scheduler_steps(
         id, f"{len(steps)} steps of the scheduler, {len(names)} requests",
         f"In {alone} of {len(steps)} steps a single prompt holds all of the budget that decodes leave; "
         "the others wait.",
-        f"Bars of the tokens that each request gets in each step. {'; '.join(told)}.",
+        f"Bars of the tokens that each request gets in each step. {'; '.join(by_request)}.",
         "A thin bar is one decode token, drawn wider than it is; grey: unused budget.",
     )  # fmt: skip
     return figure

@@ -34,10 +34,10 @@ def latency_throughput(canvas: Canvas, points: Any, predictions: Any, sweep: str
     ends, found, alt, drawn = [], [], [], 0
     for engine in data.engines:
         own, look = rows[rows["engine"] == engine].sort_values("concurrency"), data.styles[engine]
-        said = _percentiles(data, predictions, engine, sweep)
-        for percentile, width in (("p50", 1.4), ("p99", 0.9)) if len(said) else ():
-            ax.plot(said["rate"], said[percentile], color=look.colour, linestyle=(0, (4, 2)), linewidth=width)
-        drawn += len(said)
+        predicted = _percentiles(data, predictions, engine, sweep)
+        for percentile, width in (("p50", 1.4), ("p99", 0.9)) if len(predicted) else ():
+            ax.plot(predicted["rate"], predicted[percentile], color=look.colour, linestyle=(0, (4, 2)), linewidth=width)
+        drawn += len(predicted)
         if own.empty:
             continue
         ax.plot(own["output_tok_per_s"], own["e2e_p50_s"], color=look.colour, zorder=3)
@@ -114,10 +114,14 @@ def frontier(canvas: Canvas, points: Any, predictions: Any, sweep: str) -> Figur
     ends, found, alt = [], [], []
     for engine in data.engines:
         own, look = rows[rows["engine"] == engine].sort_values("concurrency"), data.styles[engine]
-        said = _pairs(data, engine, "output_tok_per_s", "tpot_s")
-        if len(said) > 0:
+        predicted = _pairs(data, engine, "output_tok_per_s", "tpot_s")
+        if len(predicted) > 0:
             ax.plot(
-                1 / said["tpot_s"], said["output_tok_per_s"], color=look.colour, linestyle=(0, (4, 2)), linewidth=1.4
+                1 / predicted["tpot_s"],
+                predicted["output_tok_per_s"],
+                color=look.colour,
+                linestyle=(0, (4, 2)),
+                linewidth=1.4,
             )
         if own.empty:
             continue

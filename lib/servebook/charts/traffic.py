@@ -47,10 +47,10 @@ def percentiles(canvas: Canvas, points: pd.DataFrame, predicted: Sequence[Predic
             ax.plot(at, own["predicted"], "_", color=colour, markersize=9, markeredgewidth=1.6)
             fill = LIGHT["paper"] if (engine, point) in doubted else colour
             ax.plot(at, own["measured"], "o", color=colour, markerfacecolor=fill, markersize=4.5)
-            told = (
+            compared = (
                 f"{r.statistic} {words.seconds(r.predicted)} / {words.seconds(r.measured)}" for r in own.itertuples()
             )
-            alt.append(f"{engine} {point} {label}, predicted / measured: {', '.join(told)}")
+            alt.append(f"{engine} {point} {label}, predicted / measured: {', '.join(compared)}")
         ax.set_xticks(range(len(STATISTICS)), STATISTICS)
         y_axis(ax, label, "s", log=True)
     worst = scores.loc[scores["error_share"].astype(float).abs().idxmax()]
@@ -77,10 +77,12 @@ def over_time(
     """The last point of a sweep over time: requests in flight, those that run and that wait in the server's queue,
     arrivals, completions and output rate; predicted by the simulation, measured from the requests and by the server's
     own gauges. requests: rows of the sweep; server: its points' series, with engine and point."""
-    said = [p for p in predicted if p["sweep"] == sweep and p.get("series")]
+    with_series = [p for p in predicted if p["sweep"] == sweep and p.get("series")]
     title = "The run over time, predicted and measured"
     rows = requests[requests["ok"].astype(bool)] if len(requests) else requests
-    names = [p for p in said if len(rows) and ((rows["engine"] == p["engine"]) & (rows["point"] == p["point"])).any()]
+    names = [
+        p for p in with_series if len(rows) and ((rows["engine"] == p["engine"]) & (rows["point"] == p["point"])).any()
+    ]
     if not names:
         figure, pairs = canvas.panels(1, height=1.5, stack=True)
         pairs[0][0].set_axis_off()
@@ -136,10 +138,10 @@ def _gauges(
     if server is None or server.empty:
         return {}
     own = server[(server["engine"] == point["engine"]) & (server["point"] == point["point"])]
-    told = {name: own[["t_s", name]].dropna() for name in GAUGES if name in own}
+    gauges = {name: own[["t_s", name]].dropna() for name in GAUGES if name in own}
     return {
         name: (rows["t_s"].to_numpy(float) - begun_s, rows[name].to_numpy(float))
-        for name, rows in told.items()
+        for name, rows in gauges.items()
         if len(rows) > 1
     }
 

@@ -40,10 +40,10 @@ def waterfall(parts: Sequence[tuple[str, float]], *, what: str, total: float, un
             level += value
             at = TEXT + level * room
             drawn.append(f'<path d="M{at:.1f} {y + 4}V{y + ROW + 20}" stroke="{_colour("muted")}" stroke-width=".7"/>')
-    said = "; ".join(f"{label}: {words.quantity(value, unit)}" for label, value in rows)
+    described = "; ".join(f"{label}: {words.quantity(value, unit)}" for label, value in rows)
     return (
         f'<figure style="max-width:{WIDTH}px"><figcaption>Where {html.escape(what)} goes</figcaption>'
-        f'<svg role="img" aria-label="Waterfall of {html.escape(what)}. {html.escape(said)}." '
+        f'<svg role="img" aria-label="Waterfall of {html.escape(what)}. {html.escape(described)}." '
         f'viewBox="0 0 {WIDTH} {ROW * len(rows)}" fill="{_colour("ink")}" '
         f'style="width:100%;height:auto;font-size:12px;font-family:var(--sans,sans-serif)">{"".join(drawn)}</svg></figure>'
     )

@@ -45,15 +45,15 @@ def write_grid(base: Path, settings: Sequence[str], into: Path) -> list[Path]:
         if data["run"] in made:
             raise ServebookError(f"two combinations are both {data['run']!r}", "--set", "Give values that differ")
         _keep_path(data, base, into)
-        told = ", ".join(f"{'.'.join(key)} {value}" for (key, _), value in zip(axes, values, strict=True))
+        changes = ", ".join(f"{'.'.join(key)} {value}" for (key, _), value in zip(axes, values, strict=True))
         body = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
-        made[data["run"]] = f"# {base.name} with {told}: made by servebook grid\n{notes}{body}"
+        made[data["run"]] = f"# {base.name} with {changes}: made by servebook grid\n{notes}{body}"
         try:
             one = params.read_text(body, base=into)
             if one.hardware.gpu != "detect":
                 hardware.resolve(one.hardware)  # a name that no catalog entry has
         except ServebookError as error:  # a line number of a file that is not written would not help
-            raise ServebookError(error.what, f"{base} with {told}", error.fix) from None
+            raise ServebookError(error.what, f"{base} with {changes}", error.fix) from None
     for run, content in made.items():
         files.write_text(into / f"{run}.yaml", content)
     return [into / f"{run}.yaml" for run in made]

@@ -78,7 +78,7 @@ class _Run:
         self.points: list[MeasuredPoint] = []
         self.json: JsonFile | None = None
         self.guessed_of = 0  # models that the server listed, if none was given
-        self.set_aside: list[str] = []  # what is told of earlier points in the same folder
+        self.set_aside: list[str] = []  # a remark on earlier points in the same folder
         self.pipe_closed = False  # the reader of the output has gone
         self.load = Load(
             jitter_s=o.jitter, max_seconds=o.max_seconds, request_timeout_s=o.timeout,

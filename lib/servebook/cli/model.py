@@ -84,8 +84,8 @@ def text(report: dict[str, Any], shape: ModelShape) -> str:
         lines.append(f"  experts           {r['experts']['per_token']} of {r['experts']['count']} a token and layer")
     lines.append(f"  longest context   {r['max_context_tokens']:,} tokens")
     if r["gpu"]:
-        said = f"{r['kv_cache_tokens']:,} tokens, {r['max_concurrency']:.2f} requests of {r['context_tokens']:,}"
-        lines.append(f"  on {r['gpus']} × {r['gpu']}: {r['problem'] or said}")
+        pool = f"{r['kv_cache_tokens']:,} tokens, {r['max_concurrency']:.2f} requests of {r['context_tokens']:,}"
+        lines.append(f"  on {r['gpus']} × {r['gpu']}: {r['problem'] or pool}")
     held: dict[Any, list[str]] = {}
     for card, n in r["fewest_gpus"].items():
         held.setdefault(n, []).append(card)

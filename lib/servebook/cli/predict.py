@@ -48,9 +48,10 @@ def errors(predicted: Iterable[PredictedPoint], measured: Iterable[MeasuredPoint
     found: dict[tuple[str, Metric], list[tuple[float, bool]]] = {}
     for p, m in zip(predicted, measured, strict=False):
         for metric in SHOWN:
-            said, seen = (p["metrics"] or {}).get(metric), m.measured(metric)
-            if said and seen and (p["concurrency"] or 2) > 1:
-                found.setdefault((p["engine"], metric), []).append((abs(said["value"] / seen - 1), holds(said, seen)))
+            value, seen = (p["metrics"] or {}).get(metric), m.measured(metric)
+            if value and seen and (p["concurrency"] or 2) > 1:
+                error = abs(value["value"] / seen - 1)
+                found.setdefault((p["engine"], metric), []).append((error, holds(value, seen)))
     return [
         {
             "engine": engine,
@@ -98,22 +99,22 @@ def _predicted_head(metric: Metric) -> str:
     return f"{SHOWN[metric][1]:>14}  {'80 % interval':<16}"
 
 
-def _predicted(metric: Metric, said: PredictedValue, _: MeasuredPoint | None) -> str:
+def _predicted(metric: Metric, predicted: PredictedValue, _: MeasuredPoint | None) -> str:
     scale = SHOWN[metric][0]
-    low, high = (words.number(v * scale) for v in interval(said) or (math.nan, math.nan))
-    return f"{words.number(said['value'] * scale):>14}  {f'{low} to {high}':<16}"
+    low, high = (words.number(v * scale) for v in interval(predicted) or (math.nan, math.nan))
+    return f"{words.number(predicted['value'] * scale):>14}  {f'{low} to {high}':<16}"
 
 
 def _compared_head(metric: Metric) -> str:
     return f"{SHOWN[metric][1]:>14}{'measured':>10}{'error':>8} "
 
 
-def _compared(metric: Metric, said: PredictedValue, seen: MeasuredPoint | None) -> str:
+def _compared(metric: Metric, predicted: PredictedValue, seen: MeasuredPoint | None) -> str:
     scale, _ = SHOWN[metric]
-    value, found = said["value"], seen.measured(metric) if seen else None
+    value, found = predicted["value"], seen.measured(metric) if seen else None
     if not found:
         return f"{words.number(value * scale):>14}{'–':>10}{'':>8} "
-    mark = " " if holds(said, found) else "*"
+    mark = " " if holds(predicted, found) else "*"
     return f"{words.number(value * scale):>14}{words.number(found * scale):>10}{value / found - 1:>+8.1%}{mark}"
 
 

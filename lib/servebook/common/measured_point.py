@@ -122,7 +122,7 @@ class MeasuredPoint:
     kv_cache_usage_mean: Annotated[Number, "share", "the server's gauge of KV cache usage, mean"] = None
     little_edge: Annotated[Number, "share", "error of Little's law that the window's ends may cause"] = None
     model: Annotated[str | None, "", "the model's name in the requests"] = None
-    notes: Annotated[Sequence[str] | None, "", "what else is to be said of how it was asked"] = None
+    notes: Annotated[Sequence[str] | None, "", "further remarks on how it was measured"] = None
     output_tokens_off: Annotated[int | None, "requests", "answers that were not as long as asked"] = None
     probes: Annotated[str | None, "", "what was sent to learn what the server takes"] = None
     prompt_tokens_mean: Annotated[Number, "tokens", "prompt length by the server's count, mean"] = None

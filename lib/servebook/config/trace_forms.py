@@ -92,9 +92,9 @@ def _form(record: Mapping[str, Any], where: str) -> str:
     if found is None and "prompt" in record:  # whose output_tokens are then named as missing
         return "vllm_custom"
     if found is None:
-        told = ", ".join(list(record)[:8]) or "nothing"
+        fields = ", ".join(list(record)[:8]) or "nothing"
         fix = f"Name arrival_s, prompt_tokens and output_tokens, or use one of the forms {', '.join(FORMATS[1:])}"
-        raise ServebookError(f"the trace has {told}, which is not a known format", where, fix)
+        raise ServebookError(f"the trace has {fields}, which is not a known format", where, fix)
     return found
 
 
@@ -165,11 +165,11 @@ def _own(record: Mapping[str, Any], line: int, where: str, _: float) -> TraceRow
 
 def _azure(record: Mapping[str, Any], line: int, where: str, _: float) -> TraceRow:
     text = str(record["TIMESTAMP"]).strip()
-    told = _ISO.fullmatch(text)
+    found = _ISO.fullmatch(text)
     try:
-        if told is None:
+        if found is None:
             raise ValueError
-        day, clock, fraction, zone = told.groups()  # of the fraction, more digits than Python reads
+        day, clock, fraction, zone = found.groups()  # of the fraction, more digits than Python reads
         offset = f"{zone[:3]}:{zone[-2:]}" if zone and zone != "Z" else "+00:00"
         at = datetime.fromisoformat(f"{day}T{clock}{offset}").timestamp() + float(f"0.{fraction or 0}")
     except ValueError:
@@ -211,11 +211,11 @@ def _talk(record: Mapping[str, Any]) -> Any:
 
 def _conversation(record: Mapping[str, Any], line: int, where: str, per_word: float) -> Iterator[TraceRow]:
     """A turn for every question that has an answer."""
-    said = _talk(record)
-    if not isinstance(said, list):
+    messages = _talk(record)
+    if not isinstance(messages, list):
         raise ServebookError("conversations is not a list", where, "Write the messages as a list of from and value")
     before, question = 0, 0
-    for entry in said:
+    for entry in messages:
         if not isinstance(entry, Mapping):
             raise ServebookError("a message has no role", where, "Write it as a list of from and value")
         words = next((entry[key] for key in ("value", "content", "text") if entry.get(key) is not None), "")

@@ -1,7 +1,7 @@
 """Request traces: JSONL or CSV with arrivals, lengths and what prompts share, in servebook's form and the public ones.
 
 Our own form has arrival_s, prompt_tokens and output_tokens, and where known session and turn (prompt_tokens then has
-all that was said before), prefix and prefix_tokens (leading tokens shared by all requests that name the same prefix).
+all turns before), prefix and prefix_tokens (leading tokens shared by all requests that name the same prefix).
 The public forms are read by their own column names (trace_forms.py).
 """
 
@@ -92,10 +92,10 @@ def _trace(rows: Iterable[TraceRow], path: Path, sha256: str, notes: list[str]) 
     times, cut = None, 0
     for i, row in enumerate(rows):
         where = f"{path}, line {row.line}"
-        told = row.arrival_s is not None
+        timed = row.arrival_s is not None
         if times is None:
-            times = told
-        elif told != times:
+            times = timed
+        elif timed != times:
             raise ServebookError("arrival_s is missing on some lines", where, "Give it on all of them or on none")
         arrival = row.arrival_s or 0.0
         if i and arrival < arrivals[-1]:

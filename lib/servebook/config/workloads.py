@@ -88,10 +88,10 @@ class Workload(Strict):
             if self.turns > 1 and self.unique_prompts:
                 raise unfit("a conversation's prompts are its own", "Leave out unique_prompts or turns")
             return self
-        told = [k for k in ("prompt_tokens", "output_tokens", "shared_prefix", "unique_prompts") if getattr(self, k)]
-        if told or self.turns > 1:
+        given = [k for k in ("prompt_tokens", "output_tokens", "shared_prefix", "unique_prompts") if getattr(self, k)]
+        if given or self.turns > 1:
             raise unfit(
-                f"the trace already gives {', '.join(told) or 'turns'}", "Leave that out, or leave out the trace"
+                f"the trace already gives {', '.join(given) or 'turns'}", "Leave that out, or leave out the trace"
             )
         return self
 
@@ -135,8 +135,8 @@ class Workload(Strict):
 
     def identity(self) -> dict[str, Any]:
         """What determines the requests, as JSON: the settings, and a trace's content."""
-        told = self.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude={"trace"})
-        return told | ({"trace_sha256": self.rows().sha256} if self.trace else {})
+        given = self.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude={"trace"})
+        return given | ({"trace_sha256": self.rows().sha256} if self.trace else {})
 
     @property
     def varies(self) -> bool:

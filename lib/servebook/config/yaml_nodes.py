@@ -92,8 +92,8 @@ class _Checked:
         if len(text) > _LONGEST_NUMBER:
             raise self._fault(node, f"a number of {len(text):,} digits", "Write a smaller one")
         if _OCTAL.fullmatch(text):
-            told = text.lstrip("+-0_") or "0"
-            raise self._fault(node, f"{text} is read as octal", f"Write {told}, or quote it where it is text")
+            decimal = text.lstrip("+-0_") or "0"
+            raise self._fault(node, f"{text} is read as octal", f"Write {decimal}, or quote it where it is text")
         if _SIXTIES.fullmatch(text):
             raise self._fault(node, f"{text} is read as sixties, as in hours and minutes", "Quote it if it is text")
 

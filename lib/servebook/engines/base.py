@@ -72,7 +72,7 @@ class RunningEngine:
 
         assert self.log is not None
         lines = logs.tail(self.log, 400)
-        how = (logs.ENDED.findall("\n".join(lines)) or ["nothing said how"])[-1]
+        how = (logs.ENDED.findall("\n".join(lines)) or ["for an unknown reason"])[-1]
         if how == "SIGKILL":
             return "ended (SIGKILL, often the system's out-of-memory killer)"
         return f"ended ({how})" + (f": {why}" if (why := logs.cause(lines)) else "")

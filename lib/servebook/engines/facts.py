@@ -82,9 +82,9 @@ def merge(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     return {**first, **{k: v for k, v in second.items() if v is not None and first.get(k) is None}}
 
 
-def count(told: Any) -> int | None:
+def count(value: Any) -> int | None:
     """A number of tokens, requests or bytes, None for what no server has: predictions divide by it."""
-    return told if isinstance(told, int) and not isinstance(told, bool) and 0 < told < MOST else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < MOST else None
 
 
 def from_log(text: str) -> dict[str, Any]:
@@ -144,28 +144,28 @@ def from_metrics(text: str) -> dict[str, Any]:
     }
 
 
-def from_sglang(told: dict[str, Any]) -> dict[str, Any]:
+def from_sglang(info: dict[str, Any]) -> dict[str, Any]:
     """Facts from SGLang's /get_server_info: its arguments with resolved defaults, and its scheduler's limits.
 
     chunked_prefill_size limits a prefill step. Unlike vLLM, SGLang decodes in separate steps unless enable_mixed_chunk
     is on. Values of the wrong type count as not reported.
     """
-    if "max_total_num_tokens" not in told:
+    if "max_total_num_tokens" not in info:
         return {}
 
     def whole(key: str) -> int | None:
-        return count(told.get(key))
+        return count(info.get(key))
 
     def unless(key: str) -> bool | None:
-        return None if not isinstance(told.get(key), bool) else not told[key]
+        return None if not isinstance(info.get(key), bool) else not info[key]
 
     def named(key: str) -> str | None:
-        value = told.get(key)
+        value = info.get(key)
         return value if isinstance(value, str) and value != "auto" else None
 
     chunk = whole("chunked_prefill_size")
     return {
-        "version": f"SGLang {told['version']}" if told.get("version") else None,
+        "version": f"SGLang {info['version']}" if info.get("version") else None,
         "kv_cache_tokens": whole("max_total_num_tokens"),
         "max_num_batched_tokens": chunk or whole("max_prefill_tokens"),
         "chunked_prefill": chunk is not None,

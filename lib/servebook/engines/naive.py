@@ -66,5 +66,5 @@ def prepare(params: RunParams, name: str, engine: NaiveEngine, run_dir: Path, ba
 
 
 def _facts(url: str, flags: list[str]) -> dict[str, Any]:
-    said = get_json(f"{url}/facts")
-    return {**blank_facts(), **(said if isinstance(said, dict) else {}), "flags": flags}
+    facts = get_json(f"{url}/facts")
+    return {**blank_facts(), **(facts if isinstance(facts, dict) else {}), "flags": flags}

@@ -114,9 +114,9 @@ def connect(name: str, engine: OpenAIEngine, run_dir: Path) -> Remote:
         what = f"the server at {url} is busy or still starting (HTTP {status} from /v1/models)"
         raise ServebookError(what, f"{where}.url", "Try again later")
     if status in ABSENT:
-        told = "" if status is None else f" (HTTP {status})"
+        status_text = "" if status is None else f" (HTTP {status})"
         raise ServebookError(
-            f"no OpenAI-compatible server answers at {url}/v1/models{told}",
+            f"no OpenAI-compatible server answers at {url}/v1/models{status_text}",
             f"{where}.url",
             "Start it, or correct the URL or the key",
         )
@@ -151,8 +151,8 @@ def _started_facts(url: str, _log: Path, *, command: list[str]) -> dict[str, Any
 
 def _facts(url: str, key: str | None, entry: dict[str, Any]) -> dict[str, Any]:
     """The server's facts: SGLang's own page if there is one, /version, labels of the metrics."""
-    told = get_json(f"{url}/get_server_info", key=key)
-    facts = blank_facts(**from_sglang(told if isinstance(told, dict) else {}))
+    info = get_json(f"{url}/get_server_info", key=key)
+    facts = blank_facts(**from_sglang(info if isinstance(info, dict) else {}))
     version = get_json(f"{url}/version", key=key)
     metrics = (http_get(f"{url}/metrics", key=key) or b"").decode(errors="replace")
     told_version = version.get("version") if isinstance(version, dict) else None

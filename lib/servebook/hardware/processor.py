@@ -27,17 +27,17 @@ class Processor:
 @cache
 def processor() -> Processor:
     """This machine's processor. Without /proc/cpuinfo, only a name."""
-    told: dict[str, str] = {}
+    fields: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")
-            told.setdefault(key.strip(), value.strip())
-    mhz = float(told.get("cpu MHz") or 0)
+            fields.setdefault(key.strip(), value.strip())
+    mhz = float(fields.get("cpu MHz") or 0)
     with contextlib.suppress(OSError, ValueError):
         mhz = int(Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").read_text()) / 1000
-    flags = frozenset((told.get("flags") or told.get("Features") or "").split())
-    name, family = told.get("model name") or platform.processor() or platform.machine(), told.get("cpu family", "")
-    return Processor(name, mhz * 1e6, flags, told.get("vendor_id", ""), int(family) if family.isdecimal() else 0)
+    flags = frozenset((fields.get("flags") or fields.get("Features") or "").split())
+    name, family = fields.get("model name") or platform.processor() or platform.machine(), fields.get("cpu family", "")
+    return Processor(name, mhz * 1e6, flags, fields.get("vendor_id", ""), int(family) if family.isdecimal() else 0)
 
 
 def usable_cpus() -> int:

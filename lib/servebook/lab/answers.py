@@ -54,13 +54,13 @@ class Forecast(Answer):
 
     def value(self, metric: Metric) -> float | None:
         """The value of one of ttft_s, tpot_s, e2e_s, output_tok_per_s, decode_tok_per_s, request_rate_per_s."""
-        said = self.point["metrics"].get(metric)
-        return said["value"] if said else None
+        predicted = self.point["metrics"].get(metric)
+        return predicted["value"] if predicted else None
 
     def interval(self, metric: Metric) -> tuple[float, float] | None:
         """The 80 % interval of such a metric."""
-        said = self.point["metrics"].get(metric)
-        return interval(said) if said else None
+        predicted = self.point["metrics"].get(metric)
+        return interval(predicted) if predicted else None
 
     @property
     def ttft_s(self) -> float | None:

@@ -131,7 +131,7 @@ class ChoicePanel:
         )
         self.search, self.save = w.Button(description="Search", button_style="primary"), w.Button(description="Save")
         self.folder = w.Text(value=f"{given.run}-choice", description="into", **_wide(30, 220))
-        self.said = w.HTML()
+        self.message = w.HTML()
         self._shown = DisplayHandle()
         self.search.on_click(lambda _: self.ask())
         self.save.on_click(functools.partial(self._write))
@@ -141,13 +141,13 @@ class ChoicePanel:
                 w.VBox([w.HBox([c[f"{name}_s"], c[f"{name}_percentile"]]) for name in LIMITS]),
                 w.VBox([c["rate_per_s"], c["users"], c["max_gpus"], c["fp8"]]), c["gpus"],
             ], layout=w.Layout(flex_flow="row wrap")),
-            w.HBox([self.search, self.save, self.folder], layout=w.Layout(flex_flow="row wrap")), self.said,
+            w.HBox([self.search, self.save, self.folder], layout=w.Layout(flex_flow="row wrap")), self.message,
         ])  # fmt: skip
         for control in self.controls.values():
             control.observe(self._turned, "value")
 
     def _turned(self, _: Any) -> None:
-        self.said.value = STALE
+        self.message.value = STALE
 
     def _asked(self) -> Any:
         """The parameters as the controls have them."""
@@ -173,7 +173,7 @@ class ChoicePanel:
 
     def ask(self) -> None:
         """Search with the controls' values, and show the answer."""
-        self.said.value = "searching …"
+        self.message.value = "searching …"
         c, space = self.controls, self._book.params.choose or SearchSpace()
         given = {name: space.gpus.get(name) for name in c["gpus"].value}
         fp8 = {} if c["fp8"].value else {"quantization": ["none"], "kv_cache_dtype": ["auto"]}
@@ -183,23 +183,23 @@ class ChoicePanel:
             kept = kept_points(run, [outputs_folder(), outputs_folder() / "reference"])
             self.answer = ChoiceView(choice_for(run, self._path, space=asked), run.base, kept)
             self._shown.update(lab_html.page([self.answer.html()], "").bundle(), raw=True)
-            self.said.value = ""
+            self.message.value = ""
         except (ServebookError, ValueError) as error:
             line = error.line() if isinstance(error, ServebookError) else str(error).splitlines()[-1]
             self._fault(line)
 
     def _write(self, _: Any = None) -> None:
         if self.answer is None:
-            self.said.value = "Search first"
+            self.message.value = "Search first"
             return
         try:
             written = ", ".join(str(p) for p in self.answer.write_params(self.folder.value))
-            self.said.value = f"written: {lab_html.text(written)}"
+            self.message.value = f"written: {lab_html.text(written)}"
         except ServebookError as error:
             self._fault(error.line())
 
     def _fault(self, line: str) -> None:
-        self.said.value = f'<span style="color:var(--jp-error-color1,#b3261e)">{lab_html.text(line)}</span>'
+        self.message.value = f'<span style="color:var(--jp-error-color1,#b3261e)">{lab_html.text(line)}</span>'
 
     def _ipython_display_(self) -> None:
         if not os.environ.get("JPY_SESSION_NAME"):

@@ -24,7 +24,7 @@ _WRAP = w.Layout(flex_flow="row wrap", grid_gap="0 12px")
 
 class Controls:
     """The widgets. settings: one for each field of Setting; run, sweep: the run to read; other: a GPU to compare
-    with; actions: buttons by name; said: their messages; box: all of them, arranged."""
+    with; actions: buttons by name; message: their messages; box: all of them, arranged."""
 
     def __init__(self) -> None:
         def menu(label: str, options: Sequence[Any], width: str = "235px") -> Any:
@@ -73,7 +73,7 @@ class Controls:
         self.sweep = menu("its sweep", ["–"], "340px")
         self.other = menu("compare with", ["–", *questions.all_gpus()])
         self.actions = {name: w.Button(description=name, layout=w.Layout(width="auto")) for name in ACTIONS}
-        self.said = w.HTML()
+        self.message = w.HTML()
         self.box = w.VBox(self._rows())
 
     def _rows(self) -> list[Any]:
@@ -89,7 +89,7 @@ class Controls:
                 w.HBox([c["rate_per_s"], c["price_per_hour"]]), w.HBox([c["ttft_slo_s"], c["tpot_slo_s"]]),
             ])], layout=_WRAP),
             w.HBox([self.run, self.sweep], layout=_WRAP),
-            w.HBox([*self.actions.values(), self.said], layout=_WRAP),
+            w.HBox([*self.actions.values(), self.message], layout=_WRAP),
         ]  # fmt: skip
 
 

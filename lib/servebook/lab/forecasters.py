@@ -112,10 +112,10 @@ def _forecaster(s: Setting, version: int) -> Forecaster:
     )
     if not as_run:
         # the constants are shares of datasheet figures, so they hold for other limits and weights on the same GPU
-        said = _still_true(facts, s, run)
-        if not isinstance(engine, VllmEngine):  # what it is not started with it may still be thought to have
-            said |= given
-        server = server_limits.server(name, engine, s.shape, run.gpu, said)
+        limits = _still_true(facts, s, run)
+        if not isinstance(engine, VllmEngine):  # assumed to have these settings, too, though not started with them
+            limits |= given
+        server = server_limits.server(name, engine, s.shape, run.gpu, limits)
         return Forecaster(server, base.calibration, base.load, SAMPLES, base.seed, running_gauge=base.running_gauge)
     return base
 

@@ -40,7 +40,7 @@ class Panel:
         self._handles = {name: DisplayHandle() for name in ("now", "cases", "curves")}
         built = Controls()
         self._controls, self.run, self.sweep, self.other = built.settings, built.run, built.sweep, built.other
-        self.actions, self.said, self.controls = built.actions, built.said, built.box
+        self.actions, self.message, self.controls = built.actions, built.message, built.box
         self._set(setting)
         for control in self._controls.values():
             control.observe(self._turned, "value")
@@ -99,10 +99,10 @@ class Panel:
                 "Reset": self._reset, "Code": self._code, "CSV": self._export_csv, "PNG": self._export_png,
                 "Parameter file": self._export_params,
             }  # fmt: skip
-            said = actions[name]()
+            message = actions[name]()
         except (ServebookError, OSError) as error:
-            said = f'<span style="color:var(--jp-error-color1,#b3261e)">{lab_html.text(_line(error))}</span>'
-        self.said.value = said
+            message = f'<span style="color:var(--jp-error-color1,#b3261e)">{lab_html.text(_line(error))}</span>'
+        self.message.value = message
 
     def _reset(self) -> str:
         self._set(self._start)

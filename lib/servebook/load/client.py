@@ -303,12 +303,12 @@ def _was_stale(reply: Reply) -> bool:
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Seconds that a busy server asks to wait: given as such, or as a date by the server's own clock; None for what is
     neither."""
-    told = headers.get("Retry-After", "").strip()
-    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]*)?", told):
-        return float(told)
+    value = headers.get("Retry-After", "").strip()
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]*)?", value):
+        return float(value)
     try:
         clock = parsedate_to_datetime(headers["Date"]) if "Date" in headers else datetime.now(UTC)
-        return max(0.0, (parsedate_to_datetime(told) - clock).total_seconds())
+        return max(0.0, (parsedate_to_datetime(value) - clock).total_seconds())
     except (ValueError, TypeError, OverflowError):
         return None
 

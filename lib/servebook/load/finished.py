@@ -139,9 +139,9 @@ class Chunk:
         opening = np.maximum(r["first_tokens"], 1)
         each = np.where(events > 1, (tokens - opening) / np.maximum(events - 1, 1), 0.0)
         brought = self.events * each[self.owner]
-        told = r["reads"] > 0
-        first = (np.cumsum(r["reads"]) - r["reads"])[told]
-        brought[first] = opening[told] + (self.events[first] - 1) * each[told]
+        counted = r["reads"] > 0
+        first = (np.cumsum(r["reads"]) - r["reads"])[counted]
+        brought[first] = opening[counted] + (self.events[first] - 1) * each[counted]
         return np.asarray(brought)
 
 
@@ -160,13 +160,13 @@ class RequestLog:
             known = reply.error in self.errors or len(self.errors) < 1000
             self.errors[reply.error if known else OTHER_ERRORS] += 1
         times = (reply.scheduled, reply.sent, reply.first, reply.last, reply.end)
-        told = (stream.prompt_tokens, stream.tokens, reply.prompt_tokens_asked, reply.output_tokens_asked)
-        told += (stream.first_tokens, stream.cached_tokens, reply.turn, len(stream.times))  # type: ignore[assignment]
-        told += (stream.hidden_tokens,)  # type: ignore[assignment]
+        counts = (stream.prompt_tokens, stream.tokens, reply.prompt_tokens_asked, reply.output_tokens_asked)
+        counts += (stream.first_tokens, stream.cached_tokens, reply.turn, len(stream.times))  # type: ignore[assignment]
+        counts += (stream.hidden_tokens,)  # type: ignore[assignment]
         self._requests.write(
             _PACK(
                 *[_NAN if t is None else t for t in times],
-                *[-1 if n is None else n for n in told],
+                *[-1 if n is None else n for n in counts],
                 PHASES.index(phase),
                 COUNTED.index(reply.counted),
                 reply.ok,

@@ -166,8 +166,8 @@ class Scraper:
         if self._serves_metrics:
             try:
                 async with self._session.get(self._url, timeout=aiohttp.ClientTimeout(total=5)) as response:
-                    told = await page(response) if response.status == 200 else b""
-                sample.lines = b"\n".join(_WANTED.findall(told))
+                    body = await page(response) if response.status == 200 else b""
+                sample.lines = b"\n".join(_WANTED.findall(body))
                 sample.took = self._clock() - start
                 sample.t = start + sample.took / 2
                 # a page without a needed line will not get one later; a failed scrape may succeed next time
@@ -207,18 +207,18 @@ class Account:
     """The server's and the GPU's figures of a window, from the samples nearest its ends."""
 
     def __init__(self, samples: Sequence[Sample], begin: float, end: float) -> None:
-        told = [s for s in samples if s.values]
-        before = min(told, key=lambda s: abs(s.t - begin), default=None)
-        after = min(told, key=lambda s: abs(s.t - end), default=None)
+        known = [s for s in samples if s.values]
+        before = min(known, key=lambda s: abs(s.t - begin), default=None)
+        after = min(known, key=lambda s: abs(s.t - end), default=None)
         self._inside = [s for s in samples if begin <= s.t <= end]
         self._ends = (None, None) if before is after else (before, after)
-        self._resets = {key for a, b in pairwise(told) for key in _COUNTERS if _fell(a, b, key)}
+        self._resets = {key for a, b in pairwise(known) for key in _COUNTERS if _fell(a, b, key)}
         # the largest reported number of running requests, None if never reported
-        self.running_peak = max((s.values["running"] for s in told if "running" in s.values), default=None)
+        self.running_peak = max((s.values["running"] for s in known if "running" in s.values), default=None)
         self._first: Sample | None = None
         self._last: Sample | None = None
-        if len(told) > 1:
-            self._first, self._last = told[0], told[-1]
+        if len(known) > 1:
+            self._first, self._last = known[0], known[-1]
 
     def _edges(self) -> list[tuple[float, float]]:
         """A scrape may count at any moment of its duration: tokens received during it may be on either side."""

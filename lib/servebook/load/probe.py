@@ -114,8 +114,8 @@ class Probe:
                 self.dialect.notes = [f"redirected: requests go to {without_secrets(client.endpoint)}"]
                 hops += 1
             elif reply.status in BUSY or reply.stream.error_status in BUSY:
-                told = reply.retry_after_s  # a server that says 0 each time is not asked without a pause
-                seconds = wait_s if told is None else max(told, min(1.0, (wait_s - 2) / 4))
+                asked_s = reply.retry_after_s  # a server that says 0 each time is not asked without a pause
+                seconds = wait_s if asked_s is None else max(asked_s, min(1.0, (wait_s - 2) / 4))
                 if seconds > self._left_s:
                     raise ServerBusy(
                         f"the server is busy ({reply.error})", without_secrets(client.endpoint),

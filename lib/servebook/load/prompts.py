@@ -101,13 +101,13 @@ class Prompts:
 class Talk:
     """A conversation so far: its messages in turn, the user's first, as JSON content, and its length in tokens."""
 
-    said: tuple[bytes, ...] = ()
+    messages: tuple[bytes, ...] = ()
     tokens: int = 0
 
     @property
     def turn(self) -> int:
         """Number of answers so far."""
-        return len(self.said) // 2
+        return len(self.messages) // 2
 
 
 FRESH = Talk()
@@ -127,15 +127,15 @@ class Bodies:
 
     def __call__(self, index: int, talk: Talk = FRESH) -> bytes:
         """The body of request number `index`: its conversation so far and its own prompt."""
-        said = (*talk.said, self.prompts.inside(index))
+        messages = (*talk.messages, self.prompts.inside(index))
         if self.chat:
             roles = (b"user", b"assistant")
-            messages = [b'{"role":"%b","content":"%b"}' % (roles[i % 2], part) for i, part in enumerate(said)]
-            prompt = b'{"messages":[' + b",".join(messages) + b"]"
+            turns = [b'{"role":"%b","content":"%b"}' % (roles[i % 2], text) for i, text in enumerate(messages)]
+            prompt = b'{"messages":[' + b",".join(turns) + b"]"
         elif self.prompts.text:
-            prompt = b'{"prompt":"' + b"".join(said) + b'"'
+            prompt = b'{"prompt":"' + b"".join(messages) + b'"'
         else:
-            prompt = b'{"prompt":[' + b"".join(said)[:-1] + b"]"
+            prompt = b'{"prompt":[' + b"".join(messages)[:-1] + b"]"
         return prompt + self._tail % self.asked(index)[1]
 
     def after(self, index: int, talk: Talk, stream: TokenStream) -> Talk:
@@ -149,8 +149,8 @@ class Bodies:
             answer = b"".join(b"%d," % i for i in ids)
         else:
             answer = self.prompts.stand_in(index, tokens)
-        said = (*talk.said, self.prompts.inside(index), answer)
-        return Talk(said, talk.tokens + self.prompts.planned(index).adds + tokens)
+        messages = (*talk.messages, self.prompts.inside(index), answer)
+        return Talk(messages, talk.tokens + self.prompts.planned(index).adds + tokens)
 
 
 def _word(number: int) -> str:

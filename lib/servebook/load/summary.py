@@ -285,10 +285,10 @@ class _Shape:
         self.cachable += int(r["prompt_tokens"][known].sum())
         self.over += int((events > r["tokens"]).sum())
         self.unknown += int((r["first_tokens"] < 0).sum())
-        told, asked = r["prompt_tokens"], r["prompt_tokens_asked"]
-        self.prompts += int((told >= 0).sum())
-        self.prompt_tokens += int(told.clip(0).sum())
-        self.prompts_off += int(((told >= 0) & (asked != 0) & (told != asked)).sum())
+        reported, asked = r["prompt_tokens"], r["prompt_tokens_asked"]
+        self.prompts += int((reported >= 0).sum())
+        self.prompt_tokens += int(reported.clip(0).sum())
+        self.prompts_off += int(((reported >= 0) & (asked != 0) & (reported != asked)).sum())
         # without usage the length of an answer is unknown
         self.outputs_off += int(((r["tokens"] != r["output_tokens_asked"]) & (r["counted"] == 0)).sum())
 
@@ -323,8 +323,8 @@ class _Turns:
         for turn in np.unique(r["turn"]).tolist():
             own = r["turn"] == turn
             prompts = r["prompt_tokens"][own]
-            told = prompts[prompts >= 0]
-            sums = np.array([own.sum(), ttft[own].sum(), len(told), told.sum()], float)
+            reported = prompts[prompts >= 0]
+            sums = np.array([own.sum(), ttft[own].sum(), len(reported), reported.sum()], float)
             self._sums[turn] = self._sums.get(turn, 0.0) + sums
 
     def fill(self, point: MeasuredPoint) -> MeasuredPoint:
@@ -335,9 +335,9 @@ class _Turns:
             {
                 "turn": turn,
                 "requests": int(n),
-                "prompt_tokens_mean": float(prompt / told) if told else None,
+                "prompt_tokens_mean": float(prompt / reported) if reported else None,
                 "ttft_mean_s": float(ttft / n),
             }
-            for turn, (n, ttft, told, prompt) in sorted(self._sums.items())
+            for turn, (n, ttft, reported, prompt) in sorted(self._sums.items())
         ]
         return replace(point, turns=tuple(table))

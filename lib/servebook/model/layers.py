@@ -142,7 +142,7 @@ def _state(
             keys = number(text, "ssm_state_size", "mamba_d_state", "state_size") or values
         recurrent = count * keys * values
     kind = str(text.get("mamba_ssm_dtype") or text.get("mamba_ssm_cache_dtype") or "auto")
-    decays_by_channel = ends(weights, "f_a_proj.weight")  # Kimi's delta attention: fp32 unless something else is said
+    decays_by_channel = ends(weights, "f_a_proj.weight")  # Kimi's delta attention: fp32 unless stated otherwise
     wide = 4 if "32" in kind or (kind == "auto" and decays_by_channel) else element_bytes
     size = convolved * element_bytes + recurrent * wide
     # FLOPs per token and state element: two multiply-adds (update and read), plus the decay

@@ -27,9 +27,9 @@ class NotBuildable(NotReadable):
 
 def failure(error: Exception) -> NotReadable:
     """The exception for an error that a model's own code raised. NotBuildable unless a stub may have caused it."""
-    said = f"{type(error).__name__}: {error}"
-    own = isinstance(error, TypeError | ValueError | LookupError | ZeroDivisionError) and "Unknown" not in said
-    return NotBuildable(said) if own else NotReadable(said)
+    message = f"{type(error).__name__}: {error}"
+    own = isinstance(error, TypeError | ValueError | LookupError | ZeroDivisionError) and "Unknown" not in message
+    return NotBuildable(message) if own else NotReadable(message)
 
 
 def _why(unknown: Unknown) -> str:

@@ -242,8 +242,8 @@ class Search:
         """Among set-ups of one cost: the model's own precisions, then the more probable, as far as the draws can tell,
         then more room, then the simpler one (fewer GPUs per replica, no expert parallelism)."""
         sure, layout = c.judged.probability if c.judged else 0.0, c.set_up.layout
-        told = round(min(sure, CERTAIN) / ALIKE), round(self.spare(c), 1)
-        return (-_changes(c.set_up), *told, -layout.gpus, -layout.expert, sure)
+        rounded = round(min(sure, CERTAIN) / ALIKE), round(self.spare(c), 1)
+        return (-_changes(c.set_up), *rounded, -layout.gpus, -layout.expert, sure)
 
     def spare(self, c: Candidate) -> float:
         """How many times the target load the set-up carries by the closed form; at most MOST_SPARE."""

@@ -145,13 +145,13 @@ def _compilation(flag: str, value: str | None, facts: dict[str, Any], where: str
     except (ValueError, AttributeError):
         raise ServebookError(f"--{name} is {value!r}, not a JSON object", f"{where}.extra_args", "Correct it") from None
     unread = []
-    for key, said in items:
+    for key, given in items:
         if key == "cudagraph_mode":
-            facts["cuda_graphs"] = str(said).upper() != "NONE"
+            facts["cuda_graphs"] = str(given).upper() != "NONE"
         elif key == "max_cudagraph_capture_size":
-            facts["captured_tokens"] = _count(f"{name}.{key}", str(said), where)
-        elif key == "cudagraph_capture_sizes" and isinstance(said, list) and said:
-            facts["captured_tokens"] = max(_count(f"{name}.{key}", str(n), where) for n in said)
+            facts["captured_tokens"] = _count(f"{name}.{key}", str(given), where)
+        elif key == "cudagraph_capture_sizes" and isinstance(given, list) and given:
+            facts["captured_tokens"] = max(_count(f"{name}.{key}", str(n), where) for n in given)
         else:
             unread.append(f"--{name} ({key})")
     return unread

@@ -22,7 +22,7 @@ BIG_GPU_GIB, HUGE_GPU_GIB = 70, 160  # memory from which vLLM's default budgets 
 # memory outside PyTorch, by vLLM's profiling: 0.23 to 0.24 GiB on the H200 runs of 2026-11-29; NCCL's buffers
 NON_TORCH_GIB, NCCL_GIB = 0.25, 0.3
 NAIVE_NON_TORCH_GIB = 0.9  # CUDA context and workspaces of the naive server
-FP8_ON_BLACKWELL = ("glm_moe_dsa",)  # models whose KV cache vLLM makes fp8 there unless told otherwise
+FP8_ON_BLACKWELL = ("glm_moe_dsa",)  # models whose KV cache vLLM makes fp8 there unless set otherwise
 ASYNCHRONOUS_FROM = (0, 14)
 
 

@@ -18,10 +18,10 @@ CONDITIONS = ["point", "kind", "repeats_prompts", "concurrency", "rate_per_s", "
 def placed(frame: pd.DataFrame, points: pd.DataFrame, caption: str, **how: Any) -> Html:
     """A table of points: sweep, engine and load in words, then the columns of `how["headers"]`."""
     keys = ["sweep", "engine", "point"]
-    told = frame[keys].merge(frame_of(points)[["sweep", "engine", *CONDITIONS]], on=keys, how="left")
+    full = frame[keys].merge(frame_of(points)[["sweep", "engine", *CONDITIONS]], on=keys, how="left")
     values = {c: list(frame[c]) for c in how["headers"] if c not in PLACE}
     loads = [
-        place(row) if row.sweep != "calibration" else where(told.loc[i]) for i, row in enumerate(told.itertuples())
+        place(row) if row.sweep != "calibration" else where(full.loc[i]) for i, row in enumerate(full.itertuples())
     ]
     shown = pd.DataFrame({"sweep": list(frame["sweep"]), "engine": list(frame["engine"]), "load": loads} | values)
     return table(shown, caption, headers=PLACE | how["headers"], formats=how.get("formats"))

@@ -29,7 +29,7 @@ KEY = (
 
 def answer(
     points: Any, scores: pd.DataFrame, params: Any, *, engine: str = "vllm", beside: Baseline | None = None,
-    said: str = "frozen beforehand",
+    how: str = "frozen beforehand",
 ) -> Html:  # fmt: skip
     """Which engine won by how much, at what rate and cost, and the errors of the predictions, with a card for each.
     Figures of points that the audit doubts are marked ◦. beside: the run to compare with."""
@@ -48,8 +48,8 @@ def answer(
             cards += made
     final = score.final(scores) if len(scores) else scores
     if len(final):
-        sentences.append(_sure(final, said))
-        cards.append(error_card(final, said))
+        sentences.append(_sure(final, how))
+        cards.append(error_card(final, how))
     if not sentences:
         return Html('<p class="sb-claim">This run has not measured anything yet.</p>')
     text = " ".join(s for s in sentences if s)
@@ -190,11 +190,11 @@ def _highest(points: pd.DataFrame, rate: str) -> pd.Series[Any]:
     return (sound if len(sound) else points).loc[lambda p: p[rate].idxmax()]
 
 
-def _sure(final: pd.DataFrame, said: str) -> str:
+def _sure(final: pd.DataFrame, how: str) -> str:
     hits = int((final["verdict"] == "hit").sum())
     inside = final["inside"].dropna().astype(float)
     text = (
-        f"The {len(final)} predictions, {said}, missed the measurements by "
+        f"The {len(final)} predictions, {how}, missed the measurements by "
         f"{words.percent(final['error_share'].abs().mean())} on average, and {hits} came within "
         f"{words.percent(score.HIT)}"
     )

@@ -39,19 +39,19 @@ def curves_table(lines: Sequence[Mapping[str, Any]], measured: Any) -> Html:
 
 def quantities_table(rows: Sequence[Mapping[str, str]]) -> Html:
     """The write-up's table as it is: each quantity with its first and its refined prediction and what came out."""
-    told = [r for r in rows if "quantity" in r]
-    if not told:
+    quantities = [r for r in rows if "quantity" in r]
+    if not quantities:
         return Html("")
 
     def cell(text: str, unit: str) -> str | None:
         return words.quantity(float(text), unit) if text else None
 
     shown = columns({
-        "Quantity": [r["quantity"].replace("_", " ") for r in told],
-        "Predicted": [cell(r["predicted"], r["unit"]) for r in told],
-        "Refined": [cell(r["predicted_refined"], r["unit"]) for r in told],
-        "Measured": [cell(r["measured"], r["unit"]) for r in told],
-        "Note": [r["note"] or None for r in told],
+        "Quantity": [r["quantity"].replace("_", " ") for r in quantities],
+        "Predicted": [cell(r["predicted"], r["unit"]) for r in quantities],
+        "Refined": [cell(r["predicted_refined"], r["unit"]) for r in quantities],
+        "Measured": [cell(r["measured"], r["unit"]) for r in quantities],
+        "Note": [r["note"] or None for r in quantities],
     })  # fmt: skip
     return table(shown, "What the author predicted, and what became of it", right=("Predicted", "Refined", "Measured"))
 

@@ -28,9 +28,9 @@ def reproducibility_box(
     own: list[tuple[str, Any]] = []
     if params is not None:
         own.append(("seed", f"{params.load.seed} (prompts, arrivals and jitter follow from it)"))
-    for name, told in (facts or {}).items():
-        version = f"{told.get('kind')} {told['version']}" if told.get("version") else "version not reported"
-        own.append((f"server {name}", f"{version}; flags: {flags_line(told.get('flags')) or 'none'}"))
+    for name, reported in (facts or {}).items():
+        version = f"{reported.get('kind')} {reported['version']}" if reported.get("version") else "version not reported"
+        own.append((f"server {name}", f"{version}; flags: {flags_line(reported.get('flags')) or 'none'}"))
     first = dict(sessions[0])
     title = "Reproducibility" if len(sessions) == 1 else f"Reproducibility: the first of {len(sessions)} sessions"
     parts: list[str] = [box(title, [*sessions[0], *own])]
@@ -47,28 +47,28 @@ def reproducibility_box(
 
 def _session(record: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """One session's record as names and values, in the order in which a reader asks."""
-    told = {k: v for k, v in record.items() if v not in (None, [], {})}
+    given = {k: v for k, v in record.items() if v not in (None, [], {})}
     pairs: list[tuple[str, Any]] = []
-    git = told.pop("git", None)
-    if command := told.pop("command", None):
+    git = given.pop("git", None)
+    if command := given.pop("command", None):
         pairs.append(("command", Html(f"<code>{esc(command)}</code>")))
     if git:
         state = {True: ", with local changes", False: ", nothing changed"}.get(git.get("changed"), "")
         pairs.append(("git", f"commit {git['commit']}{state}" if git.get("commit") else "not a git checkout"))
-    if started := told.pop("started_utc", None):
+    if started := given.pop("started_utc", None):
         pairs.append(("started", started))
-    gpu = told.pop("gpu", None)
+    gpu = given.pop("gpu", None)
     if isinstance(gpu, Mapping):
         pairs += _gpu(gpu)
-    machine = told.pop("machine", None)
+    machine = given.pop("machine", None)
     if isinstance(machine, Mapping):
         words_of = {"cores": "{} cores", "memory_gib": "{} GiB"}
         pairs.append(("machine", ", ".join(words_of.get(k, "{}").format(v) for k, v in machine.items())))
-    if seconds := told.pop("seconds", None):
+    if seconds := given.pop("seconds", None):
         pairs.append(("took", words.seconds(seconds)))
-    if "python" in (told.get("versions") or {}):
-        told.pop("python", None)
-    return pairs + _flat(told)
+    if "python" in (given.get("versions") or {}):
+        given.pop("python", None)
+    return pairs + _flat(given)
 
 
 def _gpu(gpu: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -149,8 +149,8 @@ def limits(params: Any) -> dict[str, str]:
 
 def limit(params: Any, *kinds: str) -> Html:
     """Some of `limits` as a small note for the figures that they concern; empty if none applies."""
-    said = limits(params)
-    text = " ".join(said[k] for k in kinds if k in said)
+    known = limits(params)
+    text = " ".join(known[k] for k in kinds if k in known)
     return Html(f'<p class="sb-caution">{esc(text)}</p>' if text else "")
 
 

@@ -151,8 +151,8 @@ def dropped_table(choice: Choice, found: Mapping[str, Any]) -> Html:
     })  # fmt: skip
     rest = f"; the closed form puts {found['not_simulated']:,} others far behind or shows that they miss the level"
     if not rows:
-        said = f"All {found['searched']:,} set-ups fit{rest}."
-        return Html(f"<p>{esc(said)}</p>")
+        text = f"All {found['searched']:,} set-ups fit{rest}."
+        return Html(f"<p>{esc(text)}</p>")
     return table(
         frame, f"Dropped before any simulation: {sum(choice.dropped.values()):,} of {found['searched']:,}{rest}"
     )

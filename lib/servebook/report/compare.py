@@ -191,9 +191,9 @@ def ratio_frame(frame: pd.DataFrame, base: str) -> pd.DataFrame:
             "tpot_ratio": r["tpot_mean_s"] / r["tpot_mean_s_base"],
         })  # fmt: skip
     if not rows:
-        told = "; ".join(f"{run} has {_held(own)}" for run, own in frame.groupby("run", sort=False))
+        held = "; ".join(f"{run} has {_held(own)}" for run, own in frame.groupby("run", sort=False))
         raise ServebookError(
-            f"no run shares a point with {base} ({told})", "compare",
+            f"no run shares a point with {base} ({held})", "compare",
             "Compare runs that name their engines alike and send the same load: kind, tokens, concurrency or rate",
         )  # fmt: skip
     return pd.DataFrame(rows)
@@ -221,7 +221,7 @@ def ratio_table(ratios: pd.DataFrame, base: str) -> Html:
         "Ratio": [with_range(r.ratio, r.ratio_low, r.ratio_high, "×") for r in each],
         "TTFT ratio": [ratio(r.ttft_ratio) for r in each], "TPOT ratio": [ratio(r.tpot_ratio) for r in each],
     })  # fmt: skip
-    # what is the same in every row is said once
+    # what is the same in every row is written once
     same = {c: shown[c].iloc[0] for c in ("Engine", "Run") if shown[c].nunique() == 1}
     of = ", ".join(f"{c.lower()} {v}" for c, v in same.items())
     shown = shown.drop(columns=list(same))

@@ -31,11 +31,11 @@ def card(value: str, unit: str, what: str, interval: str, mark: Html = NO_MARK) 
 
 
 def headline(
-    points: Any, scores: pd.DataFrame, *, hardware: str, versions: str, engine: str = "vllm", said: str = FROZEN
+    points: Any, scores: pd.DataFrame, *, hardware: str, versions: str, engine: str = "vllm", how: str = FROZEN
 ) -> Html:
     """Three figures at the top of the page, with interval, hardware and versions: the best output rate (or decode
     rate, if no output rate is known), its ratio to the other engine at the same point, and the error of the
-    predictions. said: how the predictions were made."""
+    predictions. how: how the predictions were made."""
     frame, rate = rated(points)
     cards = []
     own = frame[frame["engine"] == engine]
@@ -58,7 +58,7 @@ def headline(
             cards.append(card(words.number(top["ratio"], 2), "×", what, span))
     final = score.final(scores) if len(scores) else scores
     if len(final):
-        cards.append(error_card(final, said))
+        cards.append(error_card(final, how))
     conditions = f'<p class="sb-conditions">{esc(hardware)} · {esc(versions)}</p>'
     return Html(f'<ul class="sb-cards">{"".join(cards)}</ul>{conditions}' if cards else "<p>Nothing was measured.</p>")
 
@@ -82,14 +82,14 @@ def interval_words(low: float, high: float, unit: str) -> str:
     return f"95 % interval {range_text(low, high, unit)}" if np.isfinite(low) and np.isfinite(high) else "no interval"
 
 
-def error_card(final: pd.DataFrame, said: str) -> str:
+def error_card(final: pd.DataFrame, how: str) -> str:
     """How far the frozen predictions lay off, over what, and how well the measurements themselves are known."""
     errors = final.assign(size=final["error_share"].abs())
     points = errors.groupby(["sweep", "engine", "point"])["size"]
     low, high = _bootstrap_mean(points.sum().to_numpy(), points.count().to_numpy())
     metrics, n = final["metric"].nunique(), points.ngroups
     over = f"{metrics} {'metric' if metrics == 1 else 'metrics'} at {n} {'point' if n == 1 else 'points'}"
-    what = f"mean error of the {len(final)} predictions {said} ({over} of {words.listing(_engines(final))})"
+    what = f"mean error of the {len(final)} predictions {how} ({over} of {words.listing(_engines(final))})"
     note = f"95 % interval {words.percent(low)} to {words.percent(high)}"
     half = ((final["measured_high"] - final["measured_low"]) / 2 / final["measured"]).dropna()
     if len(half):
@@ -182,8 +182,8 @@ def _bootstrap_mean(sums: np.ndarray, counts: np.ndarray) -> tuple[float, float]
     return float(low), float(high)
 
 
-def claim(points: Any, scores: pd.DataFrame, *, engine: str = "vllm", said: str = FROZEN) -> Html:
-    """One sentence on the run, from its figures. said: as in headline."""
+def claim(points: Any, scores: pd.DataFrame, *, engine: str = "vllm", how: str = FROZEN) -> Html:
+    """One sentence on the run, from its figures. how: as in headline."""
     frame, rate = rated(points)
     parts = []
     both = compared(frame, engine, rate)
@@ -198,6 +198,6 @@ def claim(points: Any, scores: pd.DataFrame, *, engine: str = "vllm", said: str 
     final = score.final(scores) if len(scores) else scores
     if len(final):
         hits = words.percent((final["verdict"] == "hit").mean())
-        parts.append(f"{hits} of the {len(final)} predictions {said} came within 10 % of what was measured")
+        parts.append(f"{hits} of the {len(final)} predictions {how} came within 10 % of what was measured")
     text = "; ".join(parts) or "This run has not measured anything that was predicted"
     return Html(f'<p class="sb-claim">{esc(text)}.</p>')

@@ -123,7 +123,7 @@ def saturation_table(frame: pd.DataFrame) -> Html:
 def inconsistency_table(frame: pd.DataFrame) -> Html:
     """Where a post disagrees with itself: both values, and the one used here with its reason."""
 
-    def told(row: dict[str, Any], value: str, what: str) -> Html:
+    def shown_value(row: dict[str, Any], value: str, what: str) -> Html:
         return Html(f"{esc(words.label(row[value]))} <span class='sb-soft'>{esc(row[what])}</span>")
 
     rows = frame.to_dict("records")
@@ -132,9 +132,9 @@ def inconsistency_table(frame: pd.DataFrame) -> Html:
             "Quantity": [r["quantity"] for r in rows],
             "Post": [r["post"] for r in rows],
             "Unit": [r["unit"] for r in rows],
-            "One value": [told(r, "first", "first_is") for r in rows],
-            "Other value": [told(r, "second", "second_is") for r in rows],
-            "Used here": [told(r, "used", "why") for r in rows],
+            "One value": [shown_value(r, "first", "first_is") for r in rows],
+            "Other value": [shown_value(r, "second", "second_is") for r in rows],
+            "Used here": [shown_value(r, "used", "why") for r in rows],
         }
     )
     return table(shown, "Two values for one quantity, and the one used here")
@@ -184,8 +184,8 @@ def constants(entries: Sequence[Mapping[str, Any]]) -> Html:
     """The calibrated constants of each engine, prior and posterior, with notes on what the data do not determine."""
     parts = []
     for e in entries:
-        for engine, told in e["constants"].items():
-            rows = told["constants"]
+        for engine, fitted in e["constants"].items():
+            rows = fitted["constants"]
             shown = {n: words.seconds if c["unit"] == "s" else words.label for n, c in rows.items()}
             frame = columns(
                 {
@@ -203,9 +203,9 @@ def constants(entries: Sequence[Mapping[str, Any]]) -> Html:
             if not any(frame["Unit"]):
                 frame = frame.drop(columns="Unit")
             parts.append(
-                table(frame, f"Constants of {engine} ({told['stage']})", right=["Value", "80 % interval", "Prior"])
+                table(frame, f"Constants of {engine} ({fitted['stage']})", right=["Value", "80 % interval", "Prior"])
             )
-            parts.append(notes_box(f"Notes on the calibration of {engine}", told["notes"]))
+            parts.append(notes_box(f"Notes on the calibration of {engine}", fitted["notes"]))
     return Html("".join(parts))
 
 

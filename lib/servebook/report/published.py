@@ -34,16 +34,16 @@ def write_published(
     prediction: what predict.predict_published gives for `measured`; clean: what it gives without their cache hits;
     source: the CSV, which the page offers as it is, with what the author had predicted beside it.
     """
-    told = author_predictions.read(source)
-    theirs = author_predictions.curves(told, measured)
+    author_rows = author_predictions.read(source)
+    theirs = author_predictions.curves(author_rows, measured)
     frozen = {"frozen": [{"stage": STAGE, "points": prediction["points"]}]}
     calibration_workloads = [(p.prompt_tokens, p.output_tokens) for p in measured if p.concurrency == 1]
     scores = score.held_out(score.score(measured, frozen), calibration_workloads)
     engine = next((n for n, e in params.engines.items() if e.continuous_batching), next(iter(params.engines)))
     body = Body()
     body.add(_lead(measured, params, gpu))
-    body.add(tables.claim(measured, scores, engine=engine, said=UNSEEN))
-    body.add(tables.headline(measured, scores, hardware=gpu.name, versions=source.stem, engine=engine, said=UNSEEN))
+    body.add(tables.claim(measured, scores, engine=engine, how=UNSEEN))
+    body.add(tables.headline(measured, scores, hardware=gpu.name, versions=source.stem, engine=engine, how=UNSEEN))
     points = score.complete_frame(measured)
     body.section("Predicted, and what was published")
     for sweep in dict.fromkeys(points["sweep"]):
@@ -54,9 +54,9 @@ def write_published(
     if clean is not None and (made := authors.flattered(prediction["points"], clean["points"], measured)):
         body.section("How far the prefix cache flatters them")
         body.add(made)
-    if told:
+    if author_rows:
         body.section("What the author had predicted")
-        body.add(authors.quantities_table(told) or authors.curves_table(theirs, measured))
+        body.add(authors.quantities_table(author_rows) or authors.curves_table(theirs, measured))
     body.section("Every score")
     if len(scores):
         body.add(charts.html_figure(charts.predicted_vs_measured(scores)))
@@ -84,8 +84,8 @@ def _lead(measured: Sequence[MeasuredPoint], params: Any, gpu: Any) -> str:
         f"{len(measured)} points that others measured on {gpu.name}. The prediction learned from the {alone} at "
         "C = 1 and is set against the rest."
     )
-    said = f" They come from {words.listing(sources)}." if sources else ""
-    return f"<p>{tables.esc(text + said)}</p>"
+    origin = f" They come from {words.listing(sources)}." if sources else ""
+    return f"<p>{tables.esc(text + origin)}</p>"
 
 
 def _limits(points: Any) -> list[str]:

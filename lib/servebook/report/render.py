@@ -48,9 +48,10 @@ def render(
     report_name, lab_name = (out.name, book.name) if posts else ("", "")
     here = {name: f"#{anchor}" for name, anchor in anchors.items()}
     there = {name: f"{lab_name}{target}" for name, target in here.items()}
-    scrub, said = Scrub(run_dir), notes.read(run_dir, stored_params.read(run_dir).get("run"))
+    scrub, remarks = Scrub(run_dir), notes.read(run_dir, stored_params.read(run_dir).get("run"))
     post = [
-        chapter(p, ids, {**there, p.name: "#post"}, ids.new("post"), post=True, scrub=scrub, said=said) for p in posts
+        chapter(p, ids, {**there, p.name: "#post"}, ids.new("post"), post=True, scrub=scrub, remarks=remarks)
+        for p in posts
     ]
     post += [part for p in others if (part := excerpt(p, ids, there, scrub)) is not None] if posts else []
     links = here | {p.name: f"{report_name}#post" for p in posts}
@@ -104,13 +105,20 @@ def _is_post(path: Path) -> bool:
 
 
 def chapter(
-    path: Path, ids: Ids, links: Mapping[str, str], anchor: str, *, post: bool, scrub: Scrub, said: str | None = None
+    path: Path,
+    ids: Ids,
+    links: Mapping[str, str],
+    anchor: str,
+    *,
+    post: bool,
+    scrub: Scrub,
+    remarks: str | None = None,
 ) -> Chapter:
     """One executed notebook as HTML, by nbconvert with this project's template. links: {notebook: its address};
-    said: the author's notes."""
+    remarks: the author's notes."""
     notebook = _read(path)
     scrub.notebook(notebook)
-    put_notes(notebook, said)
+    put_notes(notebook, remarks)
     title = _take_title(notebook)
     body, sections = _exported(notebook, ids, links, "" if post else f"{anchor}-", post=post)
     return Chapter(title or path.stem.replace("_", " "), anchor, body, sections)
@@ -190,13 +198,13 @@ def _joined_code(cells: list[Any]) -> list[Any]:
     return joined
 
 
-def put_notes(notebook: Any, said: str | None) -> None:
+def put_notes(notebook: Any, remarks: str | None) -> None:
     """The notes as they are now in the place of those that the notebook was executed with."""
     from nbformat.v4 import new_output
 
     for cell in notebook.cells:
-        if said is not None and cell.cell_type == "code" and notes.TAG in cell["metadata"].get("tags", []):
-            cell.outputs = [new_output("display_data", {"text/markdown": said})]
+        if remarks is not None and cell.cell_type == "code" and notes.TAG in cell["metadata"].get("tags", []):
+            cell.outputs = [new_output("display_data", {"text/markdown": remarks})]
 
 
 def _take_title(notebook: Any) -> str:

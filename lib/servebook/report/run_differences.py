@@ -129,8 +129,8 @@ def _listed(values: Any) -> str:
 
 def _loads(frame: pd.DataFrame) -> str:
     """The loads of a run's points in words: kinds with their lengths."""
-    told: dict[str, dict[str, None]] = {}
+    lengths_by_kind: dict[str, dict[str, None]] = {}
     for r in frame.itertuples():
         lengths = "" if r.kind == "prompt_length" else f"{r.prompt_tokens:,.0f} in, "
-        told.setdefault(str(r.kind), {})[f"{lengths}{r.output_tokens:,.0f} out"] = None
-    return "; ".join(f"{kind.replace('_', ' ')} {' and '.join(each)}" for kind, each in told.items())
+        lengths_by_kind.setdefault(str(r.kind), {})[f"{lengths}{r.output_tokens:,.0f} out"] = None
+    return "; ".join(f"{kind.replace('_', ' ')} {' and '.join(each)}" for kind, each in lengths_by_kind.items())

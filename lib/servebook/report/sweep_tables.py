@@ -80,8 +80,8 @@ def facts_table(facts: Mapping[str, Mapping[str, Any]]) -> Html:
     if not rows:
         return Html("<p>No engine has reported anything yet.</p>")
     unknown = dict.fromkeys(k.replace("_", " ") for f in facts.values() for k in f if k not in {*keys, *hidden})
-    said = f'<p class="sb-conditions">Not reported: {esc(words.listing(list(unknown)))}.</p>' if unknown else ""
-    return Html(table(pd.DataFrame(rows), "Settings and limits that each engine reported") + said)
+    not_reported = f'<p class="sb-conditions">Not reported: {esc(words.listing(list(unknown)))}.</p>' if unknown else ""
+    return Html(table(pd.DataFrame(rows), "Settings and limits that each engine reported") + not_reported)
 
 
 def prefix_cache(points: Any, sweep: str) -> Html:
@@ -90,7 +90,7 @@ def prefix_cache(points: Any, sweep: str) -> Html:
     if found.empty:
         return Html("<p>No point of this sweep was measured.</p>")
 
-    def told(column: str, form: Any) -> list[str]:
+    def shown_column(column: str, form: Any) -> list[str]:
         return ["–" if pd.isna(v) else form(v) for v in found[column]]
 
     def times(value: float) -> str:
@@ -99,14 +99,14 @@ def prefix_cache(points: Any, sweep: str) -> Html:
     shown = columns({
         "Engine": list(found["engine"]),
         "C": [f"{c:.0f}" for c in found["concurrency"]],
-        "TTFT fresh": told("ttft_mean_s_fresh", words.seconds),
-        "TTFT same seed": told("ttft_mean_s_same", words.seconds),
-        "TTFT ratio": told("ttft_ratio", times),
-        "Output tok/s fresh": told("output_tok_per_s_fresh", words.number),
-        "Output tok/s same seed": told("output_tok_per_s_same", words.number),
-        "Output ratio": told("output_ratio", times),
-        "Hits fresh": told("cache_hit_share_fresh", words.percent),
-        "Hits same seed": told("cache_hit_share_same", words.percent),
+        "TTFT fresh": shown_column("ttft_mean_s_fresh", words.seconds),
+        "TTFT same seed": shown_column("ttft_mean_s_same", words.seconds),
+        "TTFT ratio": shown_column("ttft_ratio", times),
+        "Output tok/s fresh": shown_column("output_tok_per_s_fresh", words.number),
+        "Output tok/s same seed": shown_column("output_tok_per_s_same", words.number),
+        "Output ratio": shown_column("output_ratio", times),
+        "Hits fresh": shown_column("cache_hit_share_fresh", words.percent),
+        "Hits same seed": shown_column("cache_hit_share_same", words.percent),
     })  # fmt: skip
     numbers = tuple(c for c in shown.columns if c != "Engine")
     text = "What repeated prompts do: same seed against fresh; –: the engine caches no prefixes"
@@ -136,16 +136,16 @@ def missing(
     return Html(f'<p class="sb-caution">Missing in this run: {esc(text)}.</p>' if text else "")
 
 
-def cost(told: Mapping[str, float], hardware: Any, *, short: bool = False) -> Html:
+def cost(spent: Mapping[str, float], hardware: Any, *, short: bool = False) -> Html:
     """Wall time, what it went into, and the price. short: as one sentence."""
     if short:
-        price, took = told["wall_s"] / 3600 * hardware.price_per_hour, words.seconds(told["wall_s"])
+        price, took = spent["wall_s"] / 3600 * hardware.price_per_hour, words.seconds(spent["wall_s"])
         paid = f" and cost {hardware.currency} {price:.2f}" if price >= 0.005 else ""
         parts = (("measuring", "measuring"), ("starting", "starting engines"))
-        shares = [f"{words.percent(told[f'{k}_share'])} {what}" for k, what in parts]
+        shares = [f"{words.percent(spent[f'{k}_share'])} {what}" for k, what in parts]
         return Html(f'<p class="sb-conditions">{esc(f"The run took {took}{paid}: {words.listing(shares)}.")}</p>')
     kinds = (("measuring", "measuring"), ("engines starting", "starting"), ("everything else", "overhead"))
-    extra = [(name, f"{words.seconds(told[f'{k}_s'])} ({told[f'{k}_share']:.0%})") for name, k in kinds]
-    if told["lost_s"]:
-        extra.append(("of which lost to faults and interruptions", words.seconds(told["lost_s"])))
-    return cost_box(told["wall_s"], hardware.price_per_hour, hardware.currency, extra=extra)
+    extra = [(name, f"{words.seconds(spent[f'{k}_s'])} ({spent[f'{k}_share']:.0%})") for name, k in kinds]
+    if spent["lost_s"]:
+        extra.append(("of which lost to faults and interruptions", words.seconds(spent["lost_s"])))
+    return cost_box(spent["wall_s"], hardware.price_per_hour, hardware.currency, extra=extra)

@@ -153,10 +153,10 @@ def _candidate(choice: Choice, s: SetUp, replicas: int) -> Candidate | None:
 
 
 def _lines(choice: Choice, m: MeasuredChoice) -> list[str]:
-    c, said = m.candidate, "meets" if m.meets(choice) else "misses"
+    c, verdict = m.candidate, "meets" if m.meets(choice) else "misses"
     sure = f"{percent(c.judged.probability)} predicted" if c.judged else "predicted to fall behind"
     cost = f"{c.cost_per_hour:.2f} {choice.currency}/h"
-    lines = [f"{m.run}, {m.engine}: {said} the level ({sure}); {replicas_of(c.replicas or 1, c.set_up)}, {cost}"]
+    lines = [f"{m.run}, {m.engine}: {verdict} the level ({sure}); {replicas_of(c.replicas or 1, c.set_up)}, {cost}"]
     for latency, (limit, p) in choice.limits.items():
         value, low, high = m.values[latency]
         text = f"    {name(latency)} p{p:g} measured {value:.3g} s ({low:.3g} to {high:.3g}) of {limit:g} s"

@@ -62,23 +62,23 @@ def priced_gpus(run: StoredRun, gpus: Sequence[str], space: SearchSpace, where: 
             found[run.gpu.name] = PricedGpu(run.gpu, own_price, f"given in {where}")
         return list(found.values())
     for name, price in named:
-        said = f"--gpu {name}" if gpus else f"{where}, choose.gpus"
-        gpu = _card(name, said)
+        origin = f"--gpu {name}" if gpus else f"{where}, choose.gpus"
+        gpu = _card(name, origin)
         if price is None and own_price and own.gpu != "detect" and gpu.name == run.gpu.name:
             price = own_price
         if gpu.name in found:
-            raise ServebookError(f"{gpu.name} is given twice", said, "Keep one of them")
-        found[gpu.name] = PricedGpu(gpu, *prices.price_of(gpu, price, said))
+            raise ServebookError(f"{gpu.name} is given twice", origin, "Keep one of them")
+        found[gpu.name] = PricedGpu(gpu, *prices.price_of(gpu, price, origin))
     return list(found.values())
 
 
-def _card(name: str, said: str) -> catalog.Gpu:
+def _card(name: str, origin: str) -> catalog.Gpu:
     try:
         gpu = catalog.resolve(HardwareParams(gpu=name))
     except ServebookError as error:
-        raise ServebookError(error.what, said, error.fix) from None
+        raise ServebookError(error.what, origin, error.fix) from None
     if gpu.is_cpu:
-        raise ServebookError("no GPU is found on this machine", said, "Name a card of the catalog, as in H200=3.50")
+        raise ServebookError("no GPU is found on this machine", origin, "Name a card of the catalog, as in H200=3.50")
     return gpu
 
 

@@ -26,14 +26,14 @@ def progress(follower: Follower, state: State, lines: Sequence[str]) -> lab_html
     bar = f'<div class="bar"><i style="width:{100 * done / max(of, 1):.0f}%"></i></div>'
     now = _now(follower, state)
     plots = "".join(_plot(follower, state, metric) for metric in NAMES)
-    told = "".join(f'<p class="soft">{lab_html.text(line)}</p>' for line in lines)
+    shown_lines = "".join(f'<p class="soft">{lab_html.text(line)}</p>' for line in lines)
     return lab_html.page(
         [
             f"<p><b>{lab_html.text(head)}</b></p>",
             bar,
             f"<p>{lab_html.text(now)}</p>",
             f'<div class="pair">{plots}</div>',
-            told,
+            shown_lines,
         ],
         head,
     )
@@ -46,8 +46,8 @@ def _now(follower: Follower, state: State) -> str:
     parts = []
     for metric, name in NAMES.items():
         if (value := state.means.get(metric)) is not None:
-            said = point["metrics"].get(metric) if point else None
-            predicted = said["value"] if said else None
+            prediction = point["metrics"].get(metric) if point else None
+            predicted = prediction["value"] if prediction else None
             parts.append(
                 f"{name} {words.seconds(value)}" + (f" (predicted {words.seconds(predicted)})" if predicted else "")
             )
@@ -75,14 +75,14 @@ def _plot(follower: Follower, state: State, metric: Metric) -> str:
     """One metric over the sweep's points: predicted dashed, measured solid, the current point hollow."""
     specs = follower.specs
     place = {s.point: i for i, s in enumerate(specs)}
-    said = [
+    intervals = [
         (place[p], m["value"], *span)
         for p, entry in follower.predicted.items()
         if p in place and (m := entry["metrics"].get(metric)) and m["value"] and (span := interval(m))
     ]
     seen = [(place[s.point], v) for s, means in state.done if (v := means.get(metric))]
     live = (place[state.now.point], state.means.get(metric)) if state.now else None
-    values = [v for _, v in seen] + [v for row in said for v in row[1:]] + ([live[1]] if live and live[1] else [])
+    values = [v for _, v in seen] + [v for row in intervals for v in row[1:]] + ([live[1]] if live and live[1] else [])
     if not values:
         return ""
     low, high = math.log(min(values)), math.log(max(values))
@@ -94,12 +94,12 @@ def _plot(follower: Follower, state: State, metric: Metric) -> str:
     def y(value: float) -> float:
         return TOP + (HEIGHT - BOTTOM - TOP) * (high - math.log(value)) / (high - low)
 
-    said.sort()
+    intervals.sort()
     seen.sort()
     band = " ".join(
-        f"{x(i):.1f},{y(v):.1f}" for i, v in [(r[0], r[2]) for r in said] + [(r[0], r[3]) for r in said[::-1]]
+        f"{x(i):.1f},{y(v):.1f}" for i, v in [(r[0], r[2]) for r in intervals] + [(r[0], r[3]) for r in intervals[::-1]]
     )
-    dashed = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v, *_ in said)
+    dashed = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v, *_ in intervals)
     solid = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in seen)
     colour = "var(--e0)" if follower.engine in ("hf", "naive") else "var(--e1)"
     marks = "".join(f'<circle cx="{x(i):.1f}" cy="{y(v):.1f}" r="4" fill="{colour}"/>' for i, v in seen)

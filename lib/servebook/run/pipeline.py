@@ -284,7 +284,7 @@ class Progress:
     def _show_told(self) -> None:
         """Print the notebooks' new messages: points complete, measured again or lost, engines started again."""
         with self._telling:
-            for line in self._book.sessions.told():
+            for line in self._book.sessions.lines_sent():
                 self._print(f"[{self._k}/{self._total}] {line}")
 
     def _print(self, text: str) -> None:

@@ -86,7 +86,7 @@ class WorkingRun(StoredRun):
         """Report the current activity, to other processes and, if aloud, in the notebook."""
         self.sessions.set_status(text)
         if aloud:
-            self.sessions.tell(text)
+            self.sessions.send_line(text)
         if self.listener:
             self.listener.line(text, aloud)
         elif aloud:

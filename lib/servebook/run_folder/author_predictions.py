@@ -37,13 +37,13 @@ def curves(rows: Iterable[Mapping[str, str]], measured: Iterable[MeasuredPoint])
     sweeps = {p.concurrency: (p.sweep, p.engine) for p in measured if p.sweep != CALIBRATION}
     for row in sorted(rows, key=_order):
         if "quantity" in row:
-            told = QUANTITY.match(row["quantity"])
+            match = QUANTITY.match(row["quantity"])
             value = row["predicted_refined"] or row["predicted"]
-            if not told or not value or int(told[2]) not in sweeps:
+            if not match or not value or int(match[2]) not in sweeps:
                 continue
-            sweep, engine = sweeps[int(told[2])]
-            metric = told[1] if told[1].endswith("_s") else told[1] + UNITS.get(row["unit"], "")
-            found[sweep, engine, int(told[2]), metric] = float(value)
+            sweep, engine = sweeps[int(match[2])]
+            metric = match[1] if match[1].endswith("_s") else match[1] + UNITS.get(row["unit"], "")
+            found[sweep, engine, int(match[2]), metric] = float(value)
             continue
         for metric in FIGURES:
             if row.get(metric):

@@ -242,10 +242,10 @@ class PointStatus:
     def unfinished(self, skip: Container[str] = ()) -> list[str]:
         """Points that were predicted but neither measured nor lost for a recorded reason, one line per sweep. skip:
         engines to leave out."""
-        told = {(s["sweep"], s["engine"], p) for s in self.stopped() for p in s["points"]}
+        explained = {(s["sweep"], s["engine"], p) for s in self.stopped() for p in s["points"]}
         left: dict[tuple[str, str], list[PointSpec]] = {}
         for spec in self._run.all_specs():
-            if self._stored(spec) is None and (spec.sweep, spec.engine, spec.point) not in told:
+            if self._stored(spec) is None and (spec.sweep, spec.engine, spec.point) not in explained:
                 left.setdefault((spec.sweep, spec.engine), []).append(spec)
         return [
             f"{sweep}, {engine}: {points.loads_in_words(specs)} not measured when the run ended"

@@ -43,7 +43,7 @@ class Sessions:
         )
         files.write_json(RunFiles(self._dir).provenance, record)
         self._began, self._read_up_to = time.monotonic(), 0
-        self._told_file.write_text("")
+        self._lines_file.write_text("")
         self._ended.clear()
         threading.Thread(target=self._beat, daemon=True).start()
 
@@ -62,7 +62,7 @@ class Sessions:
     def end(self, faults: list[str]) -> None:
         """Close this session's record with its length and faults."""
         self._ended.set()
-        for file in (self._status_file, self._told_file):
+        for file in (self._status_file, self._lines_file):
             file.unlink(missing_ok=True)
         self.note(faults)
 
@@ -101,19 +101,19 @@ class Sessions:
     # --- what is being done -------------------------------------------------------------------------------------
 
     @property
-    def _told_file(self) -> Path:
-        return self._dir / ".told"
+    def _lines_file(self) -> Path:
+        return self._dir / ".lines"
 
-    def tell(self, text: str) -> None:
+    def send_line(self, text: str) -> None:
         """Send a line to the terminal of the running session; nothing happens without one."""
         with contextlib.suppress(OSError):
-            if self._told_file.exists():
-                with self._told_file.open("a") as out:
+            if self._lines_file.exists():
+                with self._lines_file.open("a") as out:
                     out.write(text + "\n")
 
-    def told(self) -> list[str]:
+    def lines_sent(self) -> list[str]:
         """The lines sent since the last call."""
-        with contextlib.suppress(OSError), self._told_file.open() as lines:
+        with contextlib.suppress(OSError), self._lines_file.open() as lines:
             lines.seek(self._read_up_to)
             found = lines.read()
             self._read_up_to += len(found[: found.rfind("\n") + 1].encode())

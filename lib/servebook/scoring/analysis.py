@@ -187,7 +187,7 @@ def waterfalls(
     predicted: the engine's frozen points, each with its waterfall [(label, seconds)] from roofline to predicted TPOT
     and its breakdown {"ttft_s": seconds by cause}.
     """
-    said = {(p["sweep"], p["point"]): p for p in predicted if p.get("waterfall")}
+    by_point = {(p["sweep"], p["point"]): p for p in predicted if p.get("waterfall")}
     drawn = []
     frame = _frame(points, "concurrency")
     own = frame[frame["engine"] == engine] if len(frame) else frame
@@ -196,7 +196,7 @@ def waterfalls(
     suffix = "" if concurrency is None else f"-c{concurrency:04d}"
     for sweep, group in own.groupby("sweep", sort=False) if len(own) else []:
         for row in group.sort_values("concurrency", ascending=False).to_dict("records"):
-            p = said.get((sweep, row["point"]))
+            p = by_point.get((sweep, row["point"]))
             if p and (row["tpot_mean_s"] or 0) > 0:
                 at = f"at C = {row['concurrency']:.0f}, {row['prompt_tokens']:,.0f} in"
                 shared = {"engine": engine}
@@ -254,10 +254,10 @@ def run_cost(
         inside |= own
     by_hand_s = sum(seconds for i, (_, seconds, _) in enumerate(notes) if i not in inside)
     wall_s += by_hand_s
-    told = {f"{kind}_s": sum(s for _, s, what in notes if what == kind) for kind in ("measuring", "starting", "lost")}
-    told |= {"wall_s": wall_s, "overhead_s": max(0.0, wall_s - told["measuring_s"] - told["starting_s"])}
-    shares = {f"{k}_share": told[f"{k}_s"] / wall_s if wall_s else 0.0 for k in ("measuring", "starting", "overhead")}
-    return {**told, **shares, "cost": wall_s / 3600 * price_per_hour}
+    took = {f"{kind}_s": sum(s for _, s, what in notes if what == kind) for kind in ("measuring", "starting", "lost")}
+    took |= {"wall_s": wall_s, "overhead_s": max(0.0, wall_s - took["measuring_s"] - took["starting_s"])}
+    shares = {f"{k}_share": took[f"{k}_s"] / wall_s if wall_s else 0.0 for k in ("measuring", "starting", "overhead")}
+    return {**took, **shares, "cost": wall_s / 3600 * price_per_hour}
 
 
 def spent_on(points: Iterable[MeasuredPoint], facts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

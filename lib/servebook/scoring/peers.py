@@ -73,8 +73,8 @@ def beside(
     keys = [*score.KEY, "metric"]
     rows = []
     for peer in peers:
-        said = score.score(points, [peer])
-        both = own.merge(said[[*keys, "error_share"]], on=keys, suffixes=("", "_peer"))
+        theirs = score.score(points, [peer])
+        both = own.merge(theirs[[*keys, "error_share"]], on=keys, suffixes=("", "_peer"))
         both = both[both["concurrency"].fillna(2) > 1]
         for (engine, metric), group in both.groupby(["engine", "metric"], sort=False):
             rows.append(

@@ -20,9 +20,9 @@ def scores(points: pd.DataFrame, predicted: Iterable[PredictedPoint], sweep: str
     """One row per point, latency and statistic of a sweep that was predicted and measured; for points with repeated
     prompts also hit_share (statistic "share"). Columns: COLUMNS; in seconds, except hit_share."""
     rows = []
-    said = {(p["engine"], p["point"]): p for p in predicted if p["sweep"] == sweep and p.get("fits", True)}
+    by_point = {(p["engine"], p["point"]): p for p in predicted if p["sweep"] == sweep and p.get("fits", True)}
     for m in points[points["sweep"] == sweep].to_dict("records") if len(points) else []:
-        p = said.get((m["engine"], m["point"]))
+        p = by_point.get((m["engine"], m["point"]))
         if p is None or m.get("verdict") == "invalid":
             continue
         for latency in LATENCIES:

@@ -73,8 +73,8 @@ def prediction_frame(predictions: PredictionsLike) -> pd.DataFrame:
     for entry in standing.standing(entries):
         for point in entry["points"]:
             regimes = point.get("breakdown") or {}
-            for metric, said in point["metrics"].items():
-                value, low, high = said["value"], said.get("low"), said.get("high")
+            for metric, predicted in point["metrics"].items():
+                value, low, high = predicted["value"], predicted.get("low"), predicted.get("high")
                 if value is None:
                     continue
                 rows.append(

@@ -27,17 +27,17 @@ def knees(points: pd.DataFrame, predicted: Iterable[Mapping[str, Any]]) -> pd.Da
     frozen = [p for p in predicted if p.get("kind") == "concurrency" and (p.get("metrics") or {}).get("ttft_s")]
     rows = []
     for (sweep, engine), own in _concurrency(points).groupby(["sweep", "engine"], sort=False):
-        said = sorted((p for p in frozen if (p["sweep"], p["engine"]) == (sweep, engine)), key=_by_concurrency)
+        predicted = sorted((p for p in frozen if (p["sweep"], p["engine"]) == (sweep, engine)), key=_by_concurrency)
         over = {
             "by_p50": own[own["ttft_p99_s"] > KNEE * own["ttft_p50_s"]]["concurrency"],
             "by_mean": own[own["ttft_p99_s"] > KNEE * own["ttft_mean_s"]]["concurrency"],
         }
         first = {name: int(found.iloc[0]) if len(found) else None for name, found in over.items()}
-        by = "p50" if said and all(p.get("percentiles") for p in said) else "mean"
-        foreseen = [int(p["concurrency"]) for p in said if _tail(p, by) > KNEE]
+        by = "p50" if predicted and all(p.get("percentiles") for p in predicted) else "mean"
+        foreseen = [int(p["concurrency"]) for p in predicted if _tail(p, by) > KNEE]
         rows.append({
             "sweep": sweep, "engine": engine, **first, "predicted": foreseen[0] if foreseen else None,
-            "predicted_by": by if said else None, "largest": int(own["concurrency"].max()),
+            "predicted_by": by if predicted else None, "largest": int(own["concurrency"].max()),
         })  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -45,8 +45,8 @@ def knees(points: pd.DataFrame, predicted: Iterable[Mapping[str, Any]]) -> pd.Da
 def _tail(point: Mapping[str, Any], by: str) -> float:
     """A predicted point's TTFT p99 over its median, or over its mean."""
     if by == "p50":
-        told = point["percentiles"]["ttft_s"]
-        return float(told["p99"]["value"] / told["p50"]["value"])
+        ttft = point["percentiles"]["ttft_s"]
+        return float(ttft["p99"]["value"] / ttft["p50"]["value"])
     return (point.get("ttft_p99_s") or 0.0) / float(point["metrics"]["ttft_s"]["value"])
 
 

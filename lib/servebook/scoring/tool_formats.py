@@ -21,13 +21,13 @@ def vllm(d: Mapping[str, Any], where: str) -> ToolResult:
     names = {"ttft_s": ("ttft",), "tpot_s": ("tpot",), "e2e_s": ("e2el", "e2e_latency")}
     measured: Measured = {}
     for latency, keys in names.items():
-        told = {}
+        statistics = {}
         for statistic in STATISTICS:
             prefixes = ("p50", "median") if statistic == "p50" else (statistic,)
             given = [number(d.get(f"{p}_{k}_ms")) for p in prefixes for k in keys]
             if value := next((v for v in given if v is not None), None):
-                told[statistic] = value / 1e3
-        measured[latency] = told
+                statistics[statistic] = value / 1e3
+        measured[latency] = statistics
     latencies = [value for value in numbers(d.get("latencies")) or [] if value]
     if not measured["e2e_s"] and len(latencies) == n:  # also in files without --save-detailed
         measured["e2e_s"] = spread(latencies)
@@ -43,7 +43,7 @@ def vllm(d: Mapping[str, Any], where: str) -> ToolResult:
         how = f"from {ramp[0]:g} to {ramp[1]:g} requests/s, {str(d['ramp_up_strategy'])[:20]}"
         result.rate_per_s = result.request_rate_per_s
     cap = f", at most {result.concurrency} in flight" if result.concurrency else ""
-    result.told.append(f"{n} requests answered, {how}{cap}")
+    result.stated.append(f"{n} requests answered, {how}{cap}")
     _lengths(result, d, where)
     if len(result.lengths) == result.requests > 1 and d.get("ttfts") and d.get("itls"):
         if listed := tool_requests.vllm(d, _every(d)):
@@ -73,24 +73,24 @@ def _lengths(result: ToolResult, d: Mapping[str, Any], where: str) -> None:
     if prompts and outputs and len(prompts) == len(outputs):
         result.lengths = [(max(1, prompt), max(1, output)) for prompt, output in _every(d)]
         result.requests = len(prompts)
-        result.told.append(tool_requests.LENGTHS)
+        result.stated.append(tool_requests.LENGTHS)
         return
     if d.get("input_lens") or d.get("output_lens"):
         result.assumed.append("input_lens and output_lens cannot be read: every request of the mean length")
     n = result.requests - result.failed
     mean = [round(count(d, key, where, MOST_TOKENS) / n) for key in ("total_input_tokens", "total_output_tokens")]
     result.lengths = [(max(1, mean[0]), max(1, mean[1]))]
-    result.told.append(f"mean lengths {mean[0]} in, {mean[1]} out")
+    result.stated.append(f"mean lengths {mean[0]} in, {mean[1]} out")
 
 
 # --- the others ------------------------------------------------------------------------------------------------------
 
 
-def _summary(told: Mapping[str, Any] | None, scale: float) -> dict[str, float]:
+def _summary(statistics: Mapping[str, Any] | None, scale: float) -> dict[str, float]:
     """Mean and percentiles of a metric, under the names that the tools use."""
-    if not isinstance(told, Mapping):
+    if not isinstance(statistics, Mapping):
         return {}
-    nested = told.get("percentiles") if isinstance(told.get("percentiles"), Mapping) else {}
+    nested = statistics.get("percentiles") if isinstance(statistics.get("percentiles"), Mapping) else {}
     out = {}
     for statistic, names in {
         "mean": ("mean", "avg"),
@@ -98,7 +98,9 @@ def _summary(told: Mapping[str, Any] | None, scale: float) -> dict[str, float]:
         "p90": ("p90",),
         "p99": ("p99",),
     }.items():
-        values = [number(told.get(k)) if told.get(k) is not None else number((nested or {}).get(k)) for k in names]
+        values = [
+            number(statistics.get(k)) if statistics.get(k) is not None else number((nested or {}).get(k)) for k in names
+        ]
         if (value := next((v for v in values if v is not None), None)) is not None:
             out[statistic] = value * scale
     return out
@@ -123,8 +125,8 @@ def guidellm(d: Any, where: str) -> ToolResult:
         raise ServebookError("has no metrics", where, "Give guidellm's benchmarks.json")
 
     def of(name: str, scale: float) -> dict[str, float]:
-        told = metrics.get(name)
-        return _summary(told.get("successful", told) if isinstance(told, Mapping) else None, scale)
+        statistics = metrics.get(name)
+        return _summary(statistics.get("successful", statistics) if isinstance(statistics, Mapping) else None, scale)
 
     strategy = mapping(_find({k: v for k, v in d.items() if k not in ("metrics", "requests")}, "strategy"))
     totals = mapping(metrics.get("request_totals") or d.get("request_totals") or _find(d, "request_totals"))
@@ -152,9 +154,9 @@ def guidellm(d: Any, where: str) -> ToolResult:
     if rate and cap and cap >= n + left + result.failed:
         cap = result.concurrency = None  # a limit that so few requests cannot reach
     how = (f", {rate:g} requests/s" if rate else "") + (f", at most {cap} in flight" if cap else "")
-    result.told.append(f"{n} requests answered, strategy {kind or 'not told'}{how}, {_mean(lengths)}")
+    result.stated.append(f"{n} requests answered, strategy {kind or 'not given'}{how}, {_mean(lengths)}")
     if left:
-        result.told.append(f"{left} cut off at the end")
+        result.stated.append(f"{left} cut off at the end")
     if kind == "trace":
         result.rate_per_s = result.request_rate_per_s
     elif not (result.concurrency or rate or kind == "throughput"):
@@ -165,7 +167,7 @@ def guidellm(d: Any, where: str) -> ToolResult:
     if len(listed) >= n:
         tool_requests.use(result, listed)
         if unmeasured := sum(not r.counts for r in listed):
-            result.told.append(f"{unmeasured} more before or after the measured time")
+            result.stated.append(f"{unmeasured} more before or after the measured time")
     else:
         result.assumed.append("TPOT weighted by tokens, as guidellm's summary does")
     if kind == "trace" or (rate and ramp):
@@ -186,11 +188,11 @@ def aiperf(d: Mapping[str, Any], records: Mapping[str, Any], where: str, request
         return _summary(mapping(records.get(name)), 1.0)
 
     def seconds(name: str) -> dict[str, float]:
-        told = mapping(records.get(name))
-        unit = str(told.get("unit")).lower()
-        if told and unit not in SECONDS:
+        record = mapping(records.get(name))
+        unit = str(record.get("unit")).lower()
+        if record and unit not in SECONDS:
             raise ServebookError(f"{name} has the unit {unit[:20]!r}", where, "Give it in ms, as aiperf does")
-        return _summary(told, SECONDS.get(unit, 1.0))
+        return _summary(record, SECONDS.get(unit, 1.0))
 
     n = round(of("request_count").get("mean", 0))
     lengths = [round(of(k).get("mean", 0)) for k in ("input_sequence_length", "output_sequence_length")]
@@ -219,7 +221,7 @@ def aiperf(d: Mapping[str, Any], records: Mapping[str, Any], where: str, request
     )  # fmt: skip
     how = kind.replace("_", " ") + (f", {rate:g} requests/s" if rate else "")
     cap = f", at most {concurrency} in flight" if concurrency else ""
-    result.told.append(f"{n} requests answered, {how}{cap}, {_mean(lengths)}")
+    result.stated.append(f"{n} requests answered, {how}{cap}, {_mean(lengths)}")
     if changing or kind == "fixed_schedule":
         result.rate_per_s = result.request_rate_per_s
     listed = tool_requests.aiperf(requests)
@@ -246,9 +248,9 @@ def _phase(d: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         if len(measured) == 1:
             return measured[0]
         raise ServebookError(f"aiperf measured {len(measured)} phases as one", where, "Give a run with one")
-    told = {"concurrency": _find(d, "concurrency"), "rate": _find(d, "request_rate")}
+    load = {"concurrency": _find(d, "concurrency"), "rate": _find(d, "request_rate")}
     kind = _find(d, "arrival_pattern") or _find(d, "request_rate_mode") or "poisson"
-    return told | {"type": kind if told["rate"] else "concurrency", "smoothness": _find(d, "arrival_smoothness")}
+    return load | {"type": kind if load["rate"] else "concurrency", "smoothness": _find(d, "arrival_smoothness")}
 
 
 def inference_perf(d: Mapping[str, Any], where: str, requests: Any = None) -> ToolResult:
@@ -277,7 +279,7 @@ def inference_perf(d: Mapping[str, Any], where: str, requests: Any = None) -> To
         failed=int(number(mapping(d.get("failures")).get("count")) or 0),
         request_rate_per_s=number(flow.get("requests_per_sec")),
         output_tok_per_s=number(flow.get("output_tokens_per_sec")),
-        told=[f"{n} requests answered, {_mean(lengths)}"],
+        stated=[f"{n} requests answered, {_mean(lengths)}"],
     )  # fmt: skip
     if result.concurrency is None and result.rate_per_s is None:
         raise ServebookError("inference-perf's file has no rate", where, "Give a file with load_summary.requested_rate")
@@ -317,5 +319,5 @@ def rows(rows: list[Mapping[str, str]], where: str) -> ToolResult:
     return ToolResult(
         "requests", len(rows), [(int(prompts[i]), int(outputs[i])) for i in order], measured,
         starts_s=[starts[i] - starts[order[0]] for i in order], text=False,
-        told=[f"{len(rows)} requests with their lengths and arrivals"],
+        stated=[f"{len(rows)} requests with their lengths and arrivals"],
     )  # fmt: skip

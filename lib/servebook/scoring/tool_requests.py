@@ -35,31 +35,31 @@ def use(result: ToolResult, listed: Sequence[Listed]) -> None:
     never reached is none. Under one that was, send times are the server's doing: a request arrives when it is due, and
     its latencies count from there, as the prediction's do."""
     result.requests = len(listed)
-    if LENGTHS not in result.told:
-        result.told.append(LENGTHS)
+    if LENGTHS not in result.stated:
+        result.stated.append(LENGTHS)
     if result.concurrency is not None and result.rate_per_s is not None:
         peak = _peak(listed)
         if peak is not None and peak < result.concurrency:
-            result.told.append(f"{peak} in flight at most, below the limit of {result.concurrency}")
+            result.stated.append(f"{peak} in flight at most, below the limit of {result.concurrency}")
             result.concurrency = None
         elif peak is not None and all(r.wait_s is not None for r in listed):
             listed = _due(listed, result.concurrency)
             result.from_due = True
-            result.told.append("latencies with the wait for a free place")
+            result.stated.append("latencies with the wait for a free place")
     counted = [r for r in listed if r.counts]
     found = {
         "ttft_s": spread([r.ttft_s for r in counted if r.ttft_s is not None]),
         "tpot_s": spread([r.tpot_s for r in counted if r.tpot_s is not None]),
         "e2e_s": spread([r.e2e_s for r in counted if r.e2e_s is not None]),
     }
-    result.measured |= {latency: told for latency, told in found.items() if told}
+    result.measured |= {latency: spread for latency, spread in found.items() if spread}
     starts = [r.start_s for r in listed if r.start_s is not None]
     known = len(starts) == len(listed)
     order = sorted(range(len(listed)), key=lambda i: starts[i]) if known else range(len(listed))
     result.lengths = [(max(1, listed[i].prompt), max(1, listed[i].output)) for i in order]
     if known and (result.concurrency is None or result.from_due):
         result.starts_s = [starts[i] - starts[order[0]] for i in order]
-        result.told.append("when every request was due" if result.from_due else "when every request was sent")
+        result.stated.append("when every request was due" if result.from_due else "when every request was sent")
 
 
 def _due(listed: Sequence[Listed], limit: int) -> list[Listed]:
@@ -100,9 +100,9 @@ def vllm(d: Mapping[str, Any], lengths: Sequence[tuple[int, int]]) -> list[Liste
     itls = [numbers(of_one) for of_one in gaps] if isinstance(gaps, list) else []
     if not ttfts or not len(ttfts) == len(itls) == len(lengths):
         return []
-    told = numbers(d.get("start_times"))
+    given = numbers(d.get("start_times"))
     none = [None] * len(ttfts)
-    starts = told if told and len(told) == len(ttfts) else none
+    starts = given if given and len(given) == len(ttfts) else none
     queued = numbers(d.get("queue_times"))
     waits = queued if queued and len(queued) == len(ttfts) else none
     listed = []
@@ -185,8 +185,8 @@ def _inference_perf(r: Mapping[str, Any]) -> Listed:
 
 
 def _value(metrics: Mapping[str, Any], name: str, unit: str = "") -> float | None:
-    told = mapping(metrics.get(name))
-    value, scale = number(told.get("value")), SECONDS.get(str(told.get("unit")).lower())
+    entry = mapping(metrics.get(name))
+    value, scale = number(entry.get("value")), SECONDS.get(str(entry.get("unit")).lower())
     if unit:
-        return value if told.get("unit") == unit else None
+        return value if entry.get("unit") == unit else None
     return None if value is None or scale is None else value * scale

@@ -21,7 +21,7 @@ Measured = dict[str, dict[str, float]]  # latency → statistic → seconds
 @dataclass
 class ToolResult:
     """One measured load. lengths: (prompt, output) tokens of every request in order, or one pair of means. starts_s:
-    send times. told: conditions stated in the file, assumed: conditions not stated."""
+    send times. stated: conditions stated in the file, assumed: conditions not stated."""
 
     tool: str
     requests: int
@@ -37,7 +37,7 @@ class ToolResult:
     failed: int = 0
     from_due: bool = False  # latencies count from when a request was due, not from when it was sent
     text: bool = True  # prompts were sent as texts
-    told: list[str] = field(default_factory=list)
+    stated: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
 
     @property

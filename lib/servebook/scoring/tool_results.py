@@ -62,17 +62,17 @@ def _checked(result: ToolResult, where: str) -> ToolResult:
 def _check(result: ToolResult, where: str) -> None:
     """Raises ServebookError for a result without a latency, or with impossible figures: a file with times in another
     unit than its tool's would be scored as a server that is a thousand times too fast."""
-    told = {latency: spread for latency in LATENCIES if (spread := result.measured.get(latency))}
-    if not told:
+    spreads = {latency: spread for latency in LATENCIES if (spread := result.measured.get(latency))}
+    if not spreads:
         fix = "Measure with streaming on, and save TTFT, TPOT or end-to-end latency"
         raise ServebookError(f"{result.tool} has no latency", where, fix)
-    for latency, spread in told.items():
+    for latency, spread in spreads.items():
         if wrong := [s for s, value in spread.items() if not (math.isfinite(value) and value >= 0)]:
             raise ServebookError(f"{latency} {wrong[0]} is {spread[wrong[0]]:g}", where, "Correct the file")
     longest = max(max(pair) for pair in result.lengths)
     if longest > MOST_TOKENS:
         raise ServebookError(f"a request has {float(longest):.3g} tokens", where, "Correct the file")
-    ttft, e2e = (told.get(latency, {}).get("mean") for latency in ("ttft_s", "e2e_s"))
+    ttft, e2e = (spreads.get(latency, {}).get("mean") for latency in ("ttft_s", "e2e_s"))
     if ttft is not None and e2e is not None and ttft > 1.05 * e2e:
         what = f"a mean TTFT of {ttft:g} s is longer than the mean end to end of {e2e:g} s"
         raise ServebookError(what, where, UNITS)

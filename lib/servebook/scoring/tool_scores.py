@@ -77,13 +77,13 @@ def score_result(
     point = f.point(spec)
     late = _client_late(result, point, assumed)
     rows = tuple(_compared(result, point, late)) if point["fits"] else ()
-    told = (*result.told, *([f"{result.failed} failed"] if result.failed else []))
+    stated = (*result.stated, *([f"{result.failed} failed"] if result.failed else []))
     if not f.server.naive:
         assumed.append(
             f"{f.server.config.max_num_batched_tokens:,} tokens a step, {f.server.config.max_num_seqs:,} sequences, "
             f"{f.server.kv_tokens:,} tokens of KV cache ({f.server.kv_source})"
         )
-    return ToolScore(result, point, rows, told, tuple(assumed))
+    return ToolScore(result, point, rows, stated, tuple(assumed))
 
 
 def _requests(result: ToolResult, workload: Workload | None, assumed: list[str]) -> Workload:
@@ -144,9 +144,9 @@ def _compared(result: ToolResult, point: Mapping[str, Any], late: float) -> list
                 low, high = span["low"] + extra, span["high"] + extra
                 rows.append(ToolRow(latency, statistic, span["value"] + extra, low, high, value))
     for rate in RATES:
-        told, span = getattr(result, rate), point["metrics"].get(rate)
-        if told and span:
-            rows.append(ToolRow(rate, "", span["value"], span["low"], span["high"], told))
+        measured, span = getattr(result, rate), point["metrics"].get(rate)
+        if measured and span:
+            rows.append(ToolRow(rate, "", span["value"], span["low"], span["high"], measured))
     return rows
 
 

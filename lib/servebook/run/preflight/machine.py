@@ -57,8 +57,8 @@ class Machine:
             return None
         if not os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip().startswith((*"0123456789", "GPU-", "MIG-")):
             return None  # hidden on purpose
-        _, said = self.output("nvidia-smi")
-        return next((line.strip() for line in said.splitlines() if line.strip()), "nvidia-smi prints nothing")
+        _, output = self.output("nvidia-smi")
+        return next((line.strip() for line in output.splitlines() if line.strip()), "nvidia-smi prints nothing")
 
     @cached_property
     def torch_cuda(self) -> tuple[int, int] | None:
@@ -124,6 +124,6 @@ class Machine:
         return self.gpu is not None or compiled
 
 
-def first_line(said: str) -> str:
+def first_line(output: str) -> str:
     """The first non-empty line of a program's output, cut to a terminal's width."""
-    return next((line.strip() for line in said.splitlines() if line.strip()), "?")[:100]
+    return next((line.strip() for line in output.splitlines() if line.strip()), "?")[:100]

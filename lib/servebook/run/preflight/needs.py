@@ -60,8 +60,8 @@ def engines(m: Machine) -> Finding:
     cannot = {name: why for name in m.params.engines if (why := engines.check(m.params, name))}
     if cannot:
         status: Status = "fail" if len(cannot) == len(m.params.engines) else "warn"
-        told = "; ".join(f"{name}: {why}" for name, why in cannot.items())
-        return status, told, "The run goes on with the other engines" if status == "warn" else "Use another engine"
+        reasons = "; ".join(f"{name}: {why}" for name, why in cannot.items())
+        return status, reasons, "The run goes on with the other engines" if status == "warn" else "Use another engine"
     if dies := _dies_on_this_cpu(m):
         return (
             "warn",

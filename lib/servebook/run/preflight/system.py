@@ -72,12 +72,12 @@ def temporary_folder(m: Machine) -> Finding:
         try:
             with tempfile.TemporaryDirectory(dir=folder, prefix=".preflight-") as inside:
                 # written by the shell: a child process of another check would otherwise keep the file busy
-                status, said = m.output("sh", "-c", TRIAL, f"{inside}/true")
+                status, output = m.output("sh", "-c", TRIAL, f"{inside}/true")
         except OSError as error:
             return "fail", f"{folder} is not writable ({error.strerror})", fix
         if status:
             noexec = os.statvfs(folder).f_flag & os.ST_NOEXEC
-            why = "it is mounted noexec" if noexec else said.strip()
+            why = "it is mounted noexec" if noexec else output.strip()
             return "fail", f"programs do not run from {folder} ({why}): compiled kernels cannot be loaded", fix
         tried.append(str(folder))
     return "ok", f"programs run from {' and '.join(dict.fromkeys(tried))}"

@@ -40,10 +40,10 @@ def driver(m: Machine) -> Finding:
     detail = f"driver {version} offers CUDA {offered:g}, torch is built for {want}"
     if have < needed[0]:
         return "fail", detail, f"Update the driver to one for CUDA {want}, or install a vLLM built for CUDA {have}"
-    status, said = m.output(sys.executable, "-I", "-c", CUDA)
-    if status or not re.match(r"0 0 [1-9]", said.strip()):
+    status, output = m.output(sys.executable, "-I", "-c", CUDA)
+    if status or not re.match(r"0 0 [1-9]", output.strip()):
         fix = "Reboot, or start the container with the host's driver; CUDA_VISIBLE_DEVICES may name no device"
-        return "fail", f"{detail}, but CUDA does not start ({first_line(said)})", fix
+        return "fail", f"{detail}, but CUDA does not start ({first_line(output)})", fix
     if round(offered * 10) < needed[0] * 10 + needed[1]:
         within = " (works within one major version, but not for kernels compiled at start)"
         return "warn", detail + within, "Update the driver"
@@ -57,10 +57,10 @@ def nvcc(m: Machine) -> Finding:
     if m.nvcc is None:
         detail = "nvcc is not found: kernels that are compiled at start (FlashInfer's) will fail"
         return "warn", detail, f"Install CUDA toolkit {want} or set CUDA_HOME"
-    _, said = m.output(str(m.nvcc), "--version")
-    found = re.search(r"release (\d+)\.(\d+)", said)
+    _, output = m.output(str(m.nvcc), "--version")
+    found = re.search(r"release (\d+)\.(\d+)", output)
     if not found:
-        return "fail", f"{m.nvcc} does not run ({first_line(said)})", "Install the CUDA toolkit again"
+        return "fail", f"{m.nvcc} does not run ({first_line(output)})", "Install the CUDA toolkit again"
     detail = f"nvcc {found[1]}.{found[2]}, torch is built for CUDA {'.'.join(map(str, m.torch_cuda or ()))}"
     if m.torch_cuda and int(found[1]) != m.torch_cuda[0]:
         return "fail", detail, f"Set CUDA_HOME to a CUDA {want} toolkit: kernels compiled by another do not load"
@@ -83,23 +83,23 @@ def host_compiler(m: Machine) -> Finding:
     if limit and int(version.split(".")[0]) > int(limit[1]):
         return "fail", detail, f"Install g++-{limit[1]} and set NVCC_PREPEND_FLAGS='-ccbin g++-{limit[1]}'"
     with tempfile.TemporaryDirectory() as folder:
-        status, said = m.output(str(m.nvcc), "-x", "cu", "-", "-c", "-o", f"{folder}/k.o", stdin=KERNEL)
+        status, output = m.output(str(m.nvcc), "-x", "cu", "-", "-c", "-o", f"{folder}/k.o", stdin=KERNEL)
     if status == 124:
         return "warn", f"{detail}; compiling a kernel took longer than a few seconds", "Look at the machine's load"
     if status:
         fix = f"Install g++ of {gcc}'s version, or name another compiler: NVCC_PREPEND_FLAGS='-ccbin g++-12'"
-        return "fail", f"{detail}, but a kernel does not compile ({first_line(said)})", fix
+        return "fail", f"{detail}, but a kernel does not compile ({first_line(output)})", fix
     return "ok", f"{detail}, and a kernel compiles"
 
 
 def cxx(m: Machine) -> Finding:
     bad: Status = "fail" if m.compiles_kernels else "warn"
     fix = "Install g++ of the same version as gcc (Debian, Ubuntu: apt install build-essential)"
-    status, said = m.output(m.cc, "-print-prog-name=cc1plus")
+    status, output = m.output(m.cc, "-print-prog-name=cc1plus")
     if status:
         return bad, f"{m.cc} is not found: kernels are compiled at start", fix
     # gcc passes C++ to cc1plus, which belongs to the g++ of the same version; its bare name means "not found"
-    if "clang" not in m.cc and not os.path.isabs(said.strip()):
+    if "clang" not in m.cc and not os.path.isabs(output.strip()):
         status, version = m.output(m.cc, "-dumpversion")
         return bad, f"{m.cc} {version.strip()} has no cc1plus: g++ of that version is not installed", fix
     compiler = os.environ.get("CXX") or next((c for c in ("g++", "c++", "clang++") if shutil.which(c)), "g++")
@@ -107,12 +107,16 @@ def cxx(m: Machine) -> Finding:
         for with_what in dict.fromkeys((compiler, m.cc)):
             last = ["-lstdc++"] if with_what == m.cc else []
             build = [with_what, "-x", "c++", "-", "-o", f"{folder}/a.out", *last]
-            status, said = m.output(*build, stdin=PROGRAM)
+            status, output = m.output(*build, stdin=PROGRAM)
             if status:
-                return bad, f"{with_what} cannot build a program ({first_line(said)})", fix
-        status, said = m.output(f"{folder}/a.out")
+                return bad, f"{with_what} cannot build a program ({first_line(output)})", fix
+        status, output = m.output(f"{folder}/a.out")
     if status:
-        return bad, f"what {compiler} builds does not run ({first_line(said)})", "See the check of the temporary folder"
+        return (
+            bad,
+            f"what {compiler} builds does not run ({first_line(output)})",
+            "See the check of the temporary folder",
+        )
     return "ok", f"{compiler} and {m.cc} compile, link, and what they build runs"
 
 
@@ -122,11 +126,11 @@ def headers(m: Machine) -> Finding:
     fix = f"Install Python's headers (Debian, Ubuntu: apt install {python}-dev)"
     if not (Path(folder) / "Python.h").exists():
         return bad, f"{Path(folder) / 'Python.h'} is missing", fix
-    status, said = m.output(m.cc, "-fsyntax-only", "-x", "c", f"-I{folder}", "-", stdin="#include <Python.h>\n")
+    status, output = m.output(m.cc, "-fsyntax-only", "-x", "c", f"-I{folder}", "-", stdin="#include <Python.h>\n")
     if status == 127:
         return "warn", "Python.h is there, but no C compiler to try it with", "Install gcc"
     if status:
-        return bad, f"Python.h does not compile ({first_line(said)})", fix
+        return bad, f"Python.h does not compile ({first_line(output)})", fix
     return "ok", f"Python.h of {sys.version_info.major}.{sys.version_info.minor} compiles"
 
 
@@ -136,7 +140,7 @@ def ninja(m: Machine) -> Finding:
     found = shutil.which("ninja", path=path)
     if found is None:
         return ("fail" if m.compiles_kernels else "warn"), "ninja is not found", "pip install ninja"
-    status, said = m.output(found, "--version")
+    status, output = m.output(found, "--version")
     if status:
-        return "fail", f"{found} does not run ({first_line(said)})", "pip install --force-reinstall ninja"
-    return "ok", f"ninja {said.split()[0]}"
+        return "fail", f"{found} does not run ({first_line(output)})", "pip install --force-reinstall ninja"
+    return "ok", f"ninja {output.split()[0]}"
