@@ -653,20 +653,20 @@ def test_the_notebooks_answer_and_its_widgets(file: Path, tmp_path: Path, monkey
     panel.controls["gpus"].value = ("H200",)
     panel.controls["tpot_s"].value = 0.01
     panel.ask()
-    assert "no set-up meets the service level" in panel.said.value and panel.answer is answer
+    assert "no set-up meets the service level" in panel.message.value and panel.answer is answer
     assert panel.controls["ttft_percentile"].value == 99 and panel.controls["tpot_percentile"].value == 90
     panel.controls["tpot_s"].value = 40.0
-    assert "of the settings before" in panel.said.value
+    assert "of the settings before" in panel.message.value
     panel.controls["fp8"].value = False
     panel.folder.value = str(tmp_path / "saved")
     panel.ask()
-    assert panel.said.value == "" and panel.answer is not answer
+    assert panel.message.value == "" and panel.answer is not answer
     assert {c.set_up.quantization for c in panel.answer.choice.candidates} == {None}  # type: ignore[union-attr]
     panel.save.click()
-    assert list((tmp_path / "saved").glob("chat-choice.yaml")) and "written" in panel.said.value
+    assert list((tmp_path / "saved").glob("chat-choice.yaml")) and "written" in panel.message.value
     panel.folder.value = str(tmp_path / "saved" / "chat-choice.yaml" / "below")
     panel.save.click()
-    assert "cannot write" in panel.said.value
+    assert "cannot write" in panel.message.value
 
 
 @pytest.mark.parametrize(
@@ -688,7 +688,7 @@ def test_what_the_controls_cannot_ask_is_said_beside_them(file: Path, turned: di
     for name, value in turned.items():
         panel.controls[name].value = value
     panel.ask()
-    assert said in panel.said.value and panel.answer is None
+    assert said in panel.message.value and panel.answer is None
 
 
 def test_a_written_run_is_planned_by_skypilots_rules(choice: Choice, tmp_path: Path) -> None:

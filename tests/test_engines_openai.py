@@ -109,7 +109,7 @@ def test_a_server_may_name_its_model_itself_and_have_no_health_page(tmp_path: Pa
     ("command", "said"),
     [
         (["serve", "--port", "{prot}"], r"engines.far.command: {prot} has no value. Did you mean {port}"),
-        (["serve", "{port}", "{max_num_seqs}"], r"{max_num_seqs} has no value. Set max_num_seqs beside it"),
+        (["serve", "{port}", "{max_num_seqs}"], r"{max_num_seqs} has no value. Set max_num_seqs for this engine"),
         (["serve"], r"engines.far.command: lacks {port}. Pass {port}"),
         (["no-such-program-4711", "{port}"], r"engines.far: ended at start .*cannot start no-such-program-4711"),
         (["python", "-m", "no_such_4711", "{port}"], r"ended at start .*No module named no_such_4711. Install it, or"),

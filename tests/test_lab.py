@@ -297,10 +297,10 @@ def test_buttons_reset_show_code_and_export(shown: list[str], tmp_path: Path, mo
     start = panel.setting
     panel._controls["concurrency"].value = 8
     panel.actions["Code"].click()
-    assert "concurrency=8" in panel.said.value and "user-select:all" in panel.said.value
+    assert "concurrency=8" in panel.message.value and "user-select:all" in panel.message.value
     for name in ("CSV", "PNG", "Parameter file"):
         panel.actions[name].click()
-        assert "written" in panel.said.value, panel.said.value
+        assert "written" in panel.message.value, panel.message.value
     assert {p.suffix for p in tmp_path.iterdir()} == {".csv", ".png", ".yaml"}
     panel.actions["Reset"].click()
     assert panel.setting == start

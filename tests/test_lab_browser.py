@@ -139,8 +139,8 @@ def test_a_sweep_by_hand_is_watched_and_interrupted(
         record = interrupted_sweep(lab, name, run)
         rows = results.read_rows(results.rows_path(run, "short_prompts", "hf", "c0001"))
         assert sum(r["ok"] for r in rows) >= 3 and sum(not r["ok"] for r in rows) <= 1  # the one that was in flight
-        assert bool(records.ours(record["token"])) == joins, "what the notebook did not start goes on"
-    assert records.ours(record["token"]) == [] and not records.is_same(record["guard"])
+        assert bool(records.processes_with(record["token"])) == joins, "what the notebook did not start goes on"
+    assert records.processes_with(record["token"]) == [] and not records.is_same(record["guard"])
     book = saved(lab, file)
     [error] = [o for o in outputs_of(book) if o["output_type"] == "error"]
     assert len(error["traceback"]) == 1  # what is kept, and nothing of the load generator's insides

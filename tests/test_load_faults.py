@@ -175,7 +175,7 @@ def test_a_server_that_goes_away_ends_the_point_and_is_named() -> None:
 
 def test_a_stream_that_ends_without_its_end_mark_is_a_failure() -> None:
     p = measure(Behaviour(silent_close_after=5))
-    assert p.requests == 0 and "stream ended without its end mark" in p.errors
+    assert p.requests == 0 and "the stream ended without [DONE]" in p.errors
 
 
 def test_an_error_object_inside_a_200_stream_is_a_failure() -> None:

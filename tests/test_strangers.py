@@ -271,7 +271,7 @@ def test_a_chunk_whose_size_is_no_number_is_not_waited_for() -> None:
     with RawServer(post).running() as server:
         point = measure(server, limit_s=60.0)
     why = str(point.reasons[0])  # whether its head came in the same read decides between the two
-    assert point.requests == 0 and ("cut mid-stream" in why or "cannot be read as HTTP" in why)
+    assert point.requests == 0 and ("cut mid-stream" in why or "is not valid HTTP" in why)
     assert (point.stop_reason or "").startswith("every")
 
 
@@ -486,7 +486,7 @@ def test_a_list_of_models_that_is_none_is_one_line(body: bytes | None) -> None:
 
     with (
         RawServer(ordinary, get=get).running() as server,
-        pytest.raises(ServebookError, match="no model in its answer"),
+        pytest.raises(ServebookError, match="no model in the answer"),
     ):
         asyncio.run(asks(server, "models"))
 
@@ -499,11 +499,11 @@ def test_an_answer_that_is_no_http_is_told_so(answer: bytes) -> None:
 
     with RawServer(post).running() as server:
         point = measure(server)
-    assert point.requests == 0 and "its answer cannot be read as HTTP" in str(point.reasons[0])
+    assert point.requests == 0 and "the answer is not valid HTTP" in str(point.reasons[0])
 
 
 def test_a_user_in_the_url_and_a_key_beside_it_are_refused_before_the_first_request() -> None:
-    with pytest.raises(ServebookError, match="holds a user, and there is a key beside it") as caught:
+    with pytest.raises(ServebookError, match="contains a user name, and an API key is given") as caught:
         Client("http://user:s3cret@127.0.0.1:9", api_key="k3y")
     assert "s3cret" not in str(caught.value) and "k3y" not in str(caught.value)
 

@@ -65,7 +65,9 @@ def requests_of(
     """The requests. Raises ServebookError for an unknown workload or invalid lengths."""
     if name is not None:
         if prompt_tokens or output_tokens:
-            raise ServebookError("would be ignored", "--prompt-tokens, --output-tokens", "The workload tells them")
+            raise ServebookError(
+                "would be ignored", "--prompt-tokens, --output-tokens", "The workload defines the lengths"
+            )
         return named_workload(run, name)
     sweep = next(iter(run.sweeps.values()), None)
     own = getattr(sweep, "workload", None)

@@ -136,7 +136,7 @@ def _name(record: Mapping[str, Any], key: str, where: str) -> Hashable:
 
 
 def _arrival(record: Mapping[str, Any], given: Mapping[str, Any], where: str) -> float | None:
-    """arrival_s, None where no column tells it; one that tells it under another name is not passed over."""
+    """arrival_s; None without such a column. Raises ServebookError for arrival times under another name."""
     if "arrival_s" in given:
         at = number(given, "arrival_s", where)
         if at > _MS_SINCE_1970:
@@ -179,7 +179,8 @@ def _azure(record: Mapping[str, Any], line: int, where: str, _: float) -> TraceR
 
 def _burstgpt(record: Mapping[str, Any], line: int, where: str, _: float) -> TraceRow:
     prompt, output = count(record, "Request tokens", where), count(record, "Response tokens", where)
-    # of a session BurstGPT tells what a turn adds or the whole of it, depending on the release: taken as new prompts
+    # in a session, a prompt's length is that of the new turn or of the whole conversation, depending on BurstGPT's
+    # release: every prompt is taken as new
     return TraceRow(line, number(record, "Timestamp", where), prompt, output)
 
 

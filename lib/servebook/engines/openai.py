@@ -80,10 +80,14 @@ def prepare(params: RunParams, name: str, engine: OpenAIEngine, run_dir: Path, b
         for key in PLACEHOLDER.findall(argument):
             if key not in {*values, "port"}:
                 near = difflib.get_close_matches(key, [*values, "port"], n=1)
-                fix = f"Set {key} beside it" if key in OpenAIEngine.model_fields else "Known: port, model, name, fields"
+                fix = (
+                    f"Set {key} for this engine"
+                    if key in OpenAIEngine.model_fields
+                    else "Known: port, model, name, fields"
+                )
                 raise ServebookError(f"{{{key}}} has no value", where, f"Did you mean {{{near[0]}}}?" if near else fix)
     if engine.port is None and "{port}" not in " ".join(command):
-        raise ServebookError("lacks {port}", where, "Pass {port} to the server, or set port beside it")
+        raise ServebookError("lacks {port}", where, "Pass {port} to the server, or set port for this engine")
 
     def argv(port: int) -> list[str]:
         known = {**values, "port": port}

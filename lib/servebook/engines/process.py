@@ -25,7 +25,7 @@ from .base import RunningEngine
 from .facts import blank_facts
 from .http import answers, healthy, served_models
 from .ports import LOOPBACK, free_port, require_free
-from .records import TOKEN, end_processes, identity, log_of, ours, read_record, record_of
+from .records import TOKEN, end_processes, identity, log_of, processes_with, read_record, record_of
 
 GUARD = Path(__file__).with_name("guard.py")
 GRACE_S = 15.0
@@ -115,7 +115,7 @@ class ServerProcess(RunningEngine):
         try:
             self._guard.wait(GRACE_S + 10)
         except subprocess.TimeoutExpired:
-            end_processes(ours(self._token))
+            end_processes(processes_with(self._token))
             self._guard.wait()
         except KeyboardInterrupt:  # the second Ctrl-C: end at once
             self._guard.terminate()

@@ -1,4 +1,4 @@
-"""Records of servers, engines/<name>.json: which process runs what, whether it lives, and which processes are ours."""
+"""Records of servers, engines/<name>.json: which process runs what, whether it lives, and which processes belong to this run."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def clear_stale(run_dir: Path, name: str) -> None:
     process = read_record(record_of(run_dir, name)).get("process")
     if not process:
         return
-    left = ours(process["token"])
+    left = processes_with(process["token"])
     if left and is_same(process.get("owner")) and process["owner"]["pid"] != os.getpid():
         raise ServebookError(
             f"it already runs, started by process {process['owner']['pid']}", f"engines.{name}",
@@ -112,12 +112,12 @@ def end_recorded(run_dir: Path, name: str) -> None:
     path = record_of(run_dir, name)
     record = read_record(path)
     if process := record.get("process"):
-        end_processes(ours(process["token"]))
+        end_processes(processes_with(process["token"]))
         files.write_json(path, {**record, "process": None})
 
 
-def ours(token: str) -> list[int]:
-    """Living processes that were started with a token."""
+def processes_with(token: str) -> list[int]:
+    """Living processes that were started with this token."""
     import psutil
 
     found = []

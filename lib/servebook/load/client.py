@@ -122,7 +122,7 @@ class Client:
     ) -> None:
         _check_url(url)
         if api_key and "@" in urlsplit(url).netloc:
-            what = "holds a user, and there is a key beside it: a request can carry one of them"
+            what = "contains a user name, and an API key is given: a request can carry only one of them"
             raise ServebookError(what, without_secrets(url), "Leave one of them out")
         self.url, self.endpoint, self.timeout_s = url.rstrip("/"), endpoint_url(url, endpoint), timeout_s
         self.count_by: CountBy = count_by
@@ -157,7 +157,7 @@ class Client:
         """Open this many connections before the first wave. Raises ServebookError if nothing answers."""
         faults = await self._connector.open(self.url, count, _CONNECT_S)
         if len(faults) == count:
-            where, fix = without_secrets(self.url), way_out(faults[0], "correct the URL")
+            where, fix = without_secrets(self.url), fix_unreachable(faults[0], "correct the URL")
             raise ServebookError(f"no server answers ({faults[0]})", where, fix)
 
     async def stream(self, body: bytes, reply: Reply) -> None:
@@ -188,7 +188,7 @@ class Client:
         except aiohttp.ClientPayloadError:
             fault = "connection cut mid-stream"
         except aiohttp.ClientResponseError as error:  # from its first bytes on
-            fault = f"its answer cannot be read as HTTP ({one_line(error.message, 100)})"
+            fault = f"the answer is not valid HTTP ({one_line(error.message, 100)})"
         except aiohttp.ServerDisconnectedError:
             fault = "server closed the connection without an answer"
             if _was_stale(reply):
@@ -216,7 +216,7 @@ class Client:
                 await self._refused(response, reply)
                 return
             if encoding := packed(response):
-                reply.error = f"its answer is compressed ({encoding}), though it was asked for as it is"
+                reply.error = f"the answer is compressed ({encoding}), although the request asked for no compression"
                 return
             content, protocol = response.content, response.connection and response.connection.protocol
             if isinstance(protocol, Tapped) and type(content) is StreamReader:
@@ -239,7 +239,7 @@ class Client:
         parts = urlsplit(there)
         elsewhere = parts.hostname != urlsplit(self.endpoint).hostname or parts.scheme not in ("http", "https")
         if elsewhere or there == self.endpoint:
-            where, fix = without_secrets(self.endpoint), "Give that URL, if it is meant"
+            where, fix = without_secrets(self.endpoint), "Give that URL, if that server is meant"
             raise ServebookError(f"redirects to {there}", where, fix)
         self.endpoint = there
 
@@ -253,7 +253,7 @@ class Client:
         elif stream.fault:
             reply.error = stream.fault
         elif not stream.ended:
-            reply.error = "stream ended without its end mark"
+            reply.error = "the stream ended without [DONE]"
         elif stream.tokens is None and self.count_by != "usage":
             self._count(reply)
         elif stream.tokens is None:
@@ -265,13 +265,13 @@ class Client:
         """The number of tokens of an answer without usage, counted as the user chose."""
         stream, reply.counted = reply.stream, self.count_by
         if self.count_by == "asked" and stream.stopped:
-            reply.error = "ended by itself, so its length is not the requested one (and there is no usage)"
+            reply.error = "ended before the requested length, and without usage its length is unknown"
             return
         stream.take_count(stream.events if self.count_by == "events" else reply.output_tokens_asked)
 
     async def models(self) -> list[str]:
         """The server's model ids. Raises ServebookError if it lists none."""
-        where, reason = endpoint_url(self.url, "/v1/models"), "no model in its answer"
+        where, reason = endpoint_url(self.url, "/v1/models"), "no model in the answer"
         fix = "Start it, or name the model"
         try:
             async with self.session.get(where, timeout=_SOON) as response:
@@ -289,7 +289,7 @@ class Client:
         except TimeoutError:
             reason = f"no answer within {_SOON.total:g} s"
         except (aiohttp.ClientError, OSError) as error:
-            reason, fix = str(error) or type(error).__name__, way_out(error, "name the model")
+            reason, fix = str(error) or type(error).__name__, fix_unreachable(error, "name the model")
         except (ValueError, TypeError, RecursionError):
             pass
         raise ServebookError(f"cannot ask the server for its model ({reason})", without_secrets(where), fix)
@@ -313,7 +313,7 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-def way_out(fault: BaseException | None, otherwise: str) -> str:
+def fix_unreachable(fault: BaseException | None, otherwise: str) -> str:
     """How to fix an unreachable server."""
     untrusted = isinstance(fault, aiohttp.ClientConnectorCertificateError)
     return "Name a file of certificates to trust in SSL_CERT_FILE" if untrusted else f"Start it, or {otherwise}"
@@ -324,8 +324,8 @@ def _check_url(url: str) -> None:
         raise ServebookError("not a server's URL", url or "--url", "Give it as http://HOST:PORT")
     parts = urlsplit(url)
     if parts.query or parts.fragment or parts.path.rstrip("/").endswith("/completions"):
-        fix = "Leave out what follows /v1; a key is given by its environment variable's name"
-        raise ServebookError("holds more than a server's address", without_secrets(url), fix)
+        fix = "Leave out what follows /v1; to pass a key, name its environment variable"
+        raise ServebookError("contains more than a server's address", without_secrets(url), fix)
 
 
 def endpoint_url(url: str, endpoint: str) -> str:

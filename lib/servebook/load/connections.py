@@ -102,7 +102,7 @@ async def read_tapped(content: StreamReader, protocol: Tapped, feed: Callable[[b
 
 
 class Connector(aiohttp.TCPConnector):
-    """Keeps connections open between requests; `reused` tells whether a request used one of them."""
+    """Keeps connections open between requests; `reused`: whether a request used one of them."""
 
     def __init__(self, *, keep: bool = True) -> None:
         if keep:

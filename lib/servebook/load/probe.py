@@ -53,7 +53,7 @@ class ShortStream(TokenStream):
         """As TokenStream.feed, until there have been far more events than two tokens need."""
         super().feed(data, now)
         if self.events > MOST_EVENTS and not self.over:
-            self.fault = f"its answer to a request of 2 tokens goes on after {self.events}"
+            self.fault = f"the answer to a request of 2 tokens goes on after {self.events} events"
             self._end()
 
 

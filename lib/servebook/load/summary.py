@@ -150,8 +150,8 @@ class _Outcomes:
             if limit is not None:
                 meets &= ~(values > limit)
         self.met += int(meets.sum())
-        heard = np.where(np.isnan(r["last"]), r["sent"], r["last"])[cut & ~chunk.phase("carried")]
-        self._silent_s += (self.tracker.stopped_at - heard).tolist()
+        last_event = np.where(np.isnan(r["last"]), r["sent"], r["last"])[cut & ~chunk.phase("carried")]
+        self._silent_s += (self.tracker.stopped_at - last_event).tolist()
 
     def hung(self, slowest_s: float) -> int:
         """Requests cut off at the end that had been silent far longer than the finished ones took."""

@@ -237,7 +237,7 @@ def highlight(source: str) -> str:
     return re.sub(r'<span class="([\w-]+)">(.*?)</span>', lambda m: m[0] if m[1] in coloured else m[2], painted)
 
 
-# ---- what stands around them ------------------------------------------------------------------------------------
+# ---- the page's frame -------------------------------------------------------------------------------------------
 
 
 def _context(run_dir: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def write_tool_scores(out: Path, scores: Sequence[ToolScore], params: RunParams,
     for i, score in enumerate(scores, 1):
         body.section(f"{score.result.tool}: load {i} of {len(scores)}" if len(scores) > 1 else score.result.tool)
         body.add(f"<p><strong>{markup.esc(score.gap)}</strong></p>")
-        body.add(markup.notes_box("The file tells", score.conditions))
+        body.add(markup.notes_box("Stated in the file", score.conditions))
         body.add(markup.notes_box("Assumed", score.assumed))
         if score.rows:
             body.add(_table(score.rows))

@@ -62,8 +62,8 @@ class _View:
         self._thread = threading.Thread(target=self._follow, name="servebook-live", daemon=True)
         self._thread.start()
 
-    def line(self, text: str, aloud: bool) -> None:
-        if aloud:
+    def line(self, text: str, printed: bool) -> None:
+        if printed:
             self._lines.append(text)
         self.follower.line(text)
 

@@ -19,7 +19,7 @@ from ..run_folder.stored_run import StoredRun
 class Listener(Protocol):
     """Receives a run's progress in place of the cell's output (see live.py)."""
 
-    def line(self, text: str, aloud: bool) -> None: ...
+    def line(self, text: str, printed: bool) -> None: ...
 
     def point_progress(self, text: str) -> None: ...
 
@@ -82,14 +82,14 @@ class WorkingRun(StoredRun):
         engine, facts = self.params.engines[spec.engine], self.facts(spec.engine)
         return floors(self.shape, self.gpu, engine, facts, prompt_tokens=spec.prompt_tokens)
 
-    def tell(self, text: str, aloud: bool) -> None:
-        """Report the current activity, to other processes and, if aloud, in the notebook."""
+    def tell(self, text: str, printed: bool) -> None:
+        """Report the current activity, to other processes and, if printed, in the notebook."""
         self.sessions.set_status(text)
-        if aloud:
+        if printed:
             self.sessions.send_line(text)
         if self.listener:
-            self.listener.line(text, aloud)
-        elif aloud:
+            self.listener.line(text, printed)
+        elif printed:
             print(text, flush=True)
 
     def tell_progress(self, spec: PointSpec, text: str) -> None:

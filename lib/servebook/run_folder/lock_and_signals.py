@@ -100,10 +100,10 @@ def orderly_signals(kept: str = KEPT) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard = [signal.SIGINT, signal.SIGTERM]
+    caught = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-        heard.append(signal.SIGHUP)
-    before = {number: signal.signal(number, unwind) for number in heard}
+        caught.append(signal.SIGHUP)
+    before = {number: signal.signal(number, unwind) for number in caught}
     try:
         yield
     finally:

@@ -76,7 +76,7 @@ class PointStatus:
         """
         run = self._run
         how: dict[str, Any] = {"mode": "json", "exclude_none": True}
-        beside = {"port", "startup_timeout_s", "restart_after_failure"}
+        no_input = {"port", "startup_timeout_s", "restart_after_failure"}
         return {
             "spec": {
                 f.name: v.identity() if isinstance(v, Workload) else v
@@ -84,7 +84,7 @@ class PointStatus:
                 if (v := getattr(spec, f.name)) != f.default
             },
             "model": run.params.model.model_dump(**how),
-            "engine": run.params.engines[spec.engine].model_dump(**how, exclude=beside),
+            "engine": run.params.engines[spec.engine].model_dump(**how, exclude=no_input),
             "load": run.params.load.model_dump(**how),
             "facts": {k: v for k, v in run.facts(spec.engine).items() if k in FACTS and v is not None},
             "torch": _torch_version(),

@@ -61,7 +61,7 @@ def beside(
     calibration_workloads: set[tuple[int, int]],
 ) -> pd.DataFrame:
     """Mean absolute errors of each peer and of each engine's best frozen stage, over the points that the peer predicts,
-    without the calibration points (`taught`: their prompt and output tokens) and without C = 1.
+    without the calibration points (calibration_workloads: their prompt and output tokens) and without C = 1.
 
     Columns: peer, engine, metric, points, peer_error, own_error (shares of the measured value).
     """
