@@ -126,7 +126,7 @@ def test_every_list_price_names_a_card_a_day_and_a_page() -> None:
     for name, price in prices.list_prices().items():
         assert name in catalog.catalog() and price.usd_per_hour > 0
         assert price.read.year >= 2026 and price.list.startswith("https://") and price.via.startswith("https://")
-        assert str(price.read) in price.says()
+        assert str(price.read) in price.origin()
     with pytest.raises(ServebookError, match="is not in the catalog"):
         prices.read_prices("X1: {usd_per_hour: 1.0, provider: p, read: 2026-01-01, list: u, via: u}", "prices.yaml")
 
@@ -226,7 +226,7 @@ def test_bursts_are_a_load_too(choice: Choice, tmp_path: Path) -> None:
         return found.values["ttft_s"]
 
     bursts = dataclasses.replace(choice.target, arrivals="gamma", gamma_shape=0.1)
-    assert ttft(bursts) > 1.5 * ttft(choice.target) and "gamma gaps of shape 0.1" in bursts.says()
+    assert ttft(bursts) > 1.5 * ttft(choice.target) and "gamma gaps of shape 0.1" in bursts.text()
     many = Choice(**{**choice.__dict__, "target": bursts})
     run = params.read_file(choice_files.write_params(many, Path(), tmp_path)[0])
     sweep = run.sweeps["target-choice"]

@@ -43,7 +43,7 @@ def errors_sentence(data: Data, metrics: Sequence[ChartMetric], x: str) -> str:
                 off = (rows["predicted"] / rows["measured"] - 1).abs().mean()
                 parts.append(f"{words.percent(off)} ({engine})")
         if parts:
-            found.append((f"{metric.says} " if len(metrics) > 1 else "") + words.listing(parts))
+            found.append((f"{metric.in_words} " if len(metrics) > 1 else "") + words.listing(parts))
     text = f"Mean error of the prediction: {'; '.join(found)}." if found else ""
     return " ".join(part for part in (text, _others_error(data, metrics, x)) if part)
 
@@ -61,7 +61,7 @@ def _others_error(data: Data, metrics: Sequence[ChartMetric], x: str) -> str:
                     off = (rows["predicted"] / rows["measured"] - 1).abs().mean()
                     parts.append(f"{words.percent(off)} ({engine})")
         if parts:
-            found.append((f"{metric.says} " if len(metrics) > 1 else "") + words.listing(parts))
+            found.append((f"{metric.in_words} " if len(metrics) > 1 else "") + words.listing(parts))
     return f"Mean error of the author's own prediction: {'; '.join(found)}." if found else ""
 
 
@@ -78,8 +78,8 @@ def values_in_words(data: Data, metric: ChartMetric, x: str, at: str) -> str:
     """Every measured and predicted value of a metric, for the text alternative."""
     parts = []
     for engine in data.engines:
-        seen, predicted = data.curve(engine, metric.name, x), data.forecast(engine, metric.name, x)
-        pairs: Mapping[float, float] = dict(zip(predicted[x], predicted["predicted"], strict=True))
+        seen, forecast = data.curve(engine, metric.name, x), data.forecast(engine, metric.name, x)
+        pairs: Mapping[float, float] = dict(zip(forecast[x], forecast["predicted"], strict=True))
         values = []
         for value, measured in zip(seen[x], seen["measured"], strict=True):
             predicted = f" (predicted {words.quantity(pairs[value], metric.unit)})" if value in pairs else ""
@@ -89,7 +89,7 @@ def values_in_words(data: Data, metric: ChartMetric, x: str, at: str) -> str:
                 f"{at.format(words.label(v))}: predicted {words.quantity(p, metric.unit)}" for v, p in pairs.items()
             ]
         if values:
-            parts.append(f"{engine}, {metric.says}: {'; '.join(values)}.")
+            parts.append(f"{engine}, {metric.in_words}: {'; '.join(values)}.")
     return " ".join(parts)
 
 
@@ -103,4 +103,4 @@ def compare_at_last(data: Data, metric: ChartMetric, x: str, at: str) -> str:
         return ""
     last = rows.iloc[-1]
     ratio = last["measured_b"] / last["measured_a"]
-    return f"At {at.format(words.label(last[x]))} {second}'s {metric.says} is {words.times(ratio)} {first}'s."
+    return f"At {at.format(words.label(last[x]))} {second}'s {metric.in_words} is {words.times(ratio)} {first}'s."

@@ -29,7 +29,7 @@ class ChartMetric:
     short: str = ""
 
     @property
-    def says(self) -> str:
+    def in_words(self) -> str:
         return self.short or self.label
 
 
@@ -172,7 +172,7 @@ def _tips(ax: Axes, seen: pd.DataFrame, predicted: pd.DataFrame, engine: str, me
     forecast = dict(zip(predicted[x], predicted["predicted"], strict=True))
     for _, row in seen.iterrows():
         at = AT.get(x, "{}").format(words.label(row[x]))
-        text = f"{engine}, {at}: {metric.says} {words.quantity(row['measured'], metric.unit)} measured"
+        text = f"{engine}, {at}: {metric.in_words} {words.quantity(row['measured'], metric.unit)} measured"
         if row[x] in forecast:
             text += f", {words.quantity(forecast[row[x]], metric.unit)} predicted"
         text += ", doubted by the audit" if row["verdict"] == "suspect" else ""

@@ -47,13 +47,13 @@ def _curves(
         lines.label_ends(ax, ends, data)
     found = [words.sentence(captions.trends(data, m, x, at)) for m in metrics]
     if len(metrics) > 1:
-        found = [f"{m.says[0].upper()}{m.says[1:]}: {f}" for m, f in zip(metrics, found, strict=True) if f]
+        found = [f"{m.in_words[0].upper()}{m.in_words[1:]}: {f}" for m, f in zip(metrics, found, strict=True) if f]
     compared = captions.compare_at_last(data, metrics[0], x, at) if len(metrics) == 1 else ""
     takeaway = " ".join(s for s in [*found, compared, captions.errors_sentence(data, metrics, x)] if s)
     if not len(data.measured):
         takeaway = "Predicted only: nothing has been measured yet."
     kinds = "measured (solid) and predicted (dashed)" if len(data.predicted) else "measured"
-    alt = f"Line chart, {kinds}, of {words.listing([m.says for m in metrics])} over {x_label.lower()}"
+    alt = f"Line chart, {kinds}, of {words.listing([m.in_words for m in metrics])} over {x_label.lower()}"
     alt += f", engines {words.listing(data.engines)}. "
     alt += " ".join(captions.values_in_words(data, m, x, at) for m in metrics)
     figure.servebook = FigureText(id, title + lines.workload(data), takeaway, alt, captions.sample_note(data))  # type: ignore[attr-defined]

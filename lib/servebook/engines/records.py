@@ -1,4 +1,4 @@
-"""Records of servers, engines/<name>.json: which process runs what, whether it lives, and which processes belong to this run."""
+"""Records of servers, engines/<name>.json: which process runs what, and whether it lives."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ class ListPrice(Strict):
     list: str
     via: str
 
-    def says(self) -> str:
-        """The source of the price, in words."""
+    def origin(self) -> str:
+        """Where the price is from."""
         return f"list price, {self.provider}, read {self.read.isoformat()}"
 
 
@@ -56,4 +56,4 @@ def price_of(gpu: Gpu, given: float | None, where: str) -> tuple[float, str]:
     known = list_prices().get(gpu.name)
     if known is None:
         raise ServebookError(f"no price is known for {gpu.name}", where, f"Write --gpu {gpu.name}=PRICE per hour")
-    return known.usd_per_hour, known.says()
+    return known.usd_per_hour, known.origin()

@@ -32,11 +32,6 @@ class Binding:
     shares: dict[str, float]
     kv_share: float
 
-    def says(self) -> str:
-        """The bottleneck as text."""
-        parts = ", ".join(f"{what} {share:.0%}" for what, share in sorted(self.shares.items(), key=lambda p: -p[1]))
-        return f"{self.by} ({name(self.latency)}: {parts}; KV pool {self.kv_share:.0%} in use)"
-
 
 def binding(choice: Choice, c: Candidate) -> Binding:
     """The bottleneck of a set-up, from one more simulation with its steps logged."""
@@ -131,7 +126,7 @@ def answer(choice: Choice) -> dict[str, Any]:
     best = choice.chosen
     own_room = room(choice, best)
     return {
-        "target": choice.target.says(),
+        "target": choice.target.text(),
         "level": {m: {"limit_s": limit, "percentile": p} for m, (limit, p) in choice.limits.items()},
         "confidence": choice.space.confidence, "max_gpus": choice.space.max_gpus, "currency": choice.currency,
         "seed": choice.target.seed, "notes": list(best.server.notes),

@@ -106,7 +106,7 @@ class Target:
             scaled["trace_speed"] = (self.trace_speed or 1.0) * factor
         return Target(**scaled)
 
-    def says(self) -> str:
+    def text(self) -> str:
         """The load as text."""
         what = f"workload {self.workload_name}" if self.workload_name else "requests"
         sizes = f"{self.prompt_tokens:,} tokens in and {self.output_tokens:,} out" + (

@@ -58,7 +58,7 @@ def write_params(choice: Choice, base: Path, into: Path) -> list[Path]:
         body = yaml.safe_dump(_run(choice, run, members, base, into), sort_keys=False, allow_unicode=True, width=120)
         config.read_text(body, f"{run}.yaml", into)
         head = f"# Measures {', '.join(f'{n}: {c.set_up.name}' for n, c in members)}.\n# Made by servebook choose; "
-        head += f"one replica's share of: {choice.target.says()}.\n"
+        head += f"one replica's share of: {choice.target.text()}.\n"
         texts[into / f"{run}.yaml"] = head + body
     written = [files.write_text(path, text) for path, text in texts.items()]
     if (choice.chosen.replicas or 1) > 1:

@@ -91,34 +91,34 @@ def _suspect(p: MeasuredPoint, cache_expected: bool) -> list[Reason]:
     n, failures = p.requests or 0, p.failures or 0
     reasons: list[Reason] = []
 
-    def when(condition: bool, code: ReasonCode, text: str) -> None:
+    def add_if(condition: bool, code: ReasonCode, text: str) -> None:
         if condition:
             reasons.append(Reason(code, text))
 
-    when(
+    add_if(
         0 < failures <= FAILURE_TOLERANCE * (n + failures),
         ReasonCode.SOME_FAILURES,
         f"{failures} requests failed ({_most_common(p)})",
     )
-    when(bool(p.warmup_failures), ReasonCode.WARMUP_FAILURES, f"{p.warmup_failures} requests failed in warm-up")
-    when(bool(p.hung), ReasonCode.HUNG_REQUESTS, f"{p.hung} requests hung unanswered when the point ended")
+    add_if(bool(p.warmup_failures), ReasonCode.WARMUP_FAILURES, f"{p.warmup_failures} requests failed in warm-up")
+    add_if(bool(p.hung), ReasonCode.HUNG_REQUESTS, f"{p.hung} requests hung unanswered when the point ended")
     if not n:
         return reasons
     reasons += _doubtful_counts(p, n)
     hit = p.cache_hit_share
-    when(
+    add_if(
         not cache_expected and hit is not None and hit > CACHE_TOLERANCE,
         ReasonCode.CACHE_HITS,
         f"{_percent(hit)} of prompt tokens came from the prefix cache unintentionally",
     )
-    when(
+    add_if(
         bool(p.preemptions),
         ReasonCode.PREEMPTIONS,
         f"{p.preemptions or 0:.0f} preemptions: the KV cache overflowed",
     )
     reasons += _held_back(p)
     reasons += _uncertain(p, n)
-    when(
+    add_if(
         bool(p.first_event_unknown),
         ReasonCode.FIRST_EVENT_SIZE,
         f"{p.first_event_unknown} first events may carry several tokens (not reported): one is assumed",
@@ -130,7 +130,7 @@ def _doubtful_counts(p: MeasuredPoint, n: int) -> list[Reason]:
     """Reasons to doubt the numbers of tokens, or the times of single tokens. n: measured requests."""
     reasons: list[Reason] = []
 
-    def when(condition: bool, code: ReasonCode, text: str) -> None:
+    def add_if(condition: bool, code: ReasonCode, text: str) -> None:
         if condition:
             reasons.append(Reason(code, text))
 
@@ -140,16 +140,16 @@ def _doubtful_counts(p: MeasuredPoint, n: int) -> list[Reason]:
         edge = (p.scrape_edge_tokens or 0) + 2 * (p.concurrency or p.in_flight_mean or 1)
         slack = max(COUNT_TOLERANCE * max(server, client), edge)
         text = f"the server counted {server:.0f} output tokens, the client {client:.0f}"
-        when(abs(server - client) > slack, ReasonCode.TOKEN_COUNT, text)
+        add_if(abs(server - client) > slack, ReasonCode.TOKEN_COUNT, text)
     how = {"events": "their events", "asked": "the requested length"}.get(str(p.count_tokens), "a guess")
     text = f"the server reported no usage: the tokens of {p.counted_without_usage} answers are {how}"
-    when(bool(p.counted_without_usage), ReasonCode.NO_USAGE, text)
+    add_if(bool(p.counted_without_usage), ReasonCode.NO_USAGE, text)
     text = "the server's counters fell: it, or an engine of it, was started again"
-    when(bool(p.server_counters_reset), ReasonCode.COUNTERS_RESET, text)
+    add_if(bool(p.server_counters_reset), ReasonCode.COUNTERS_RESET, text)
     hidden = p.hidden_reasoning_tokens
     text = f"{hidden} reasoning tokens were not streamed: they count in TTFT, and TPOT covers the others"
-    when(bool(hidden), ReasonCode.HIDDEN_REASONING, text)
-    when(
+    add_if(bool(hidden), ReasonCode.HIDDEN_REASONING, text)
+    add_if(
         bool(p.events_over_tokens),
         ReasonCode.EXTRA_EVENTS,
         f"{p.events_over_tokens} streams had more token events than tokens",
@@ -158,7 +158,7 @@ def _doubtful_counts(p: MeasuredPoint, n: int) -> list[Reason]:
         f"{p.bunched} answers brought several tokens at once in their first read: something holds tokens back, so "
         "TTFT is late and TPOT short or missing"
     )
-    when((p.bunched or 0) > BUNCHED_TOLERANCE * n, ReasonCode.BUNCHED, text)
+    add_if((p.bunched or 0) > BUNCHED_TOLERANCE * n, ReasonCode.BUNCHED, text)
     return reasons
 
 
