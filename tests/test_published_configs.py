@@ -139,6 +139,10 @@ def test_gemma_3_27b_on_an_80_gb_card_is_grouped_as_vllm_groups_it() -> None:
     pool = kv_groups.pool(kinds, 15_595 * 10 * 131_072, in_flight=2 * 2048)
     assert (pool.blocks, pool.tokens(131_072)) == (15_595, 202_022)
     assert pool.concurrency(131_072) == pytest.approx(1.54, abs=0.005)
+    # running requests of 2,000 tokens hold 125 blocks and 65 in each of six groups of windows, which free the rest;
+    # what is in flight takes 256 blocks of each of the six once
+    assert pool.held(2000) == int((15_595 - 6 * 256) / (125 + 6 * 65) * 2000)
+    assert pool.tokens(2000) == int(15_595 / (125 + 6 * 126) * 2000)
 
 
 def test_sparse_latent_caches_depend_on_the_card() -> None:

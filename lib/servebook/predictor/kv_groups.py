@@ -53,6 +53,13 @@ class Pool:
         """Number of requests with `tokens` tokens that fit at once."""
         return self.blocks / self.blocks_of(tokens)
 
+    def held(self, each: int) -> int:
+        """Tokens of running requests with `each` tokens that fit at once. Windows have freed what they have passed, so
+        the tokens in flight count once for all requests and not, as in vLLM's log, for each."""
+        own = max(1, sum(g.blocks_of(each, 1) for g in self.groups))
+        once = sum(-(-self.in_flight // g.block) for g in self.groups if g.window is not None)
+        return max(self.tokens(each), int(max(self.blocks - once, 0) / own * each))
+
     def tokens(self, context: int) -> int:
         """Size in tokens as vLLM logs it: for requests with `context` tokens each."""
         return int(self.concurrency(context) * context)

@@ -72,7 +72,7 @@ class PredictedServer:
         with windows or states) that is fewer for short requests than for the longest."""
         if self.pool is None or len(self.pool.groups) < 2 or not self.pool.blocks:
             return self.kv_tokens
-        return int(self.kv_tokens * self.pool.tokens(each) / max(self.pool.tokens(self.max_model_len), 1))
+        return int(self.kv_tokens * self.pool.held(each) / max(self.pool.tokens(self.max_model_len), 1))
 
     def config_for(self, each: int) -> SchedulerConfig:
         """The scheduler's limits for requests of `each` tokens."""
