@@ -225,7 +225,7 @@ def model(given: dict[str, Any]) -> tuple[Any, Module]:
     except NotReadable:
         raise
     except Exception as e:
-        raise NotReadable(f"{type(e).__name__}: {e}") from e
+        raise NotReadable(f"only vLLM has it, and its code needs what is not at hand here: {e}") from e
 
 
 __all__ = ["Source", "configuration", "home", "model"]
