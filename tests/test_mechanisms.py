@@ -120,6 +120,18 @@ def test_events_leave_the_api_server_less_time_for_requests():
     assert saturated.share(0.031) == LEAST_SHARE
 
 
+def test_few_tokens_do_not_overtake_the_backlog_of_many():
+    """However a run ends, its clients receive no more tokens a second than one core can send."""
+    loop = ApiLoop(5e-5)
+    for step in range(4):
+        loop.events(400, 0.001 * step)
+    assert loop.events(10, 0.005) == pytest.approx(4 * 400 * 5e-5 + 5 * 5e-5)  # merged with what waits, not before it
+    assert loop.events(10, 0.2) == pytest.approx(0.2 + 5 * 5e-5)
+    skipped = ApiLoop(5e-5)
+    skipped.behind(4, 400, 0.0)
+    assert skipped.events(10, 0.005) == pytest.approx(4 * 400 * 5e-5 + 5 * 5e-5)
+
+
 def test_a_board_with_few_watts_sustains_less_of_its_peak():
     names = "L4", "L40S", "RTX-4090", "H100-PCIe", "H100-SXM"
     shares = {n: vllm_priors(shape(), CARDS[n])["matmul_share"].value for n in names}

@@ -21,6 +21,7 @@ class ApiLoop:
 
     def __init__(self, event_s: float) -> None:
         self.event_s = event_s
+        self.unmerged = 0.0  # when the last step of over CHUNK tokens is sent; later tokens do not overtake it
         self.turns: deque[tuple[float, float, float, bool]] = deque(maxlen=16)  # (start, end, length, saturated)
 
     def events(self, tokens: int, at: float) -> float:
@@ -28,7 +29,9 @@ class ApiLoop:
         turn, free = tokens * self.event_s, self.turns[-1][1] if self.turns else 0.0
         begun = max(free, at)
         if tokens <= self.CHUNK:
-            begun = min(begun, at + turn)
+            begun = max(min(begun, at + turn), self.unmerged)
+        else:
+            self.unmerged = begun + turn
         self.turns.append((at, begun + turn, turn, free > at))
         return begun + turn / 2
 
@@ -37,7 +40,8 @@ class ApiLoop:
         turn = tokens * self.event_s
         if steps > 0 and tokens > self.CHUNK:
             free = max(self.turns[-1][1] if self.turns else 0.0, since)
-            self.turns.append((since, free + steps * turn, turn, free > since))
+            self.unmerged = free + steps * turn
+            self.turns.append((since, self.unmerged, turn, free > since))
 
     def share(self, at: float) -> float:
         """Share of the loop's recent time that token events leave free. One core parses requests, tokenizes and sends
