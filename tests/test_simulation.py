@@ -183,6 +183,17 @@ def test_running_gauge_starts_when_a_first_step_ends():
     assert r.running_mean == pytest.approx(decode / (decode + 0.102), rel=0.01)
 
 
+def test_a_closed_loop_counts_the_tokens_of_answers_that_the_window_cuts():
+    # four clients that start together, each answer twice as long as the one before: the first round ends in the middle
+    # of the long answers, whose tokens of the window belong to it
+    prompts = [Prompt(16, n) for n in (100, 200, 400, 800)]
+    r = simulate(SchedulerConfig(), Times(), Traffic(prompts, concurrency=4, requests=2, warmup=1))
+    by = {q.id: q for q in r.requests}
+    assert sorted(by) == [1, 4]  # the second client's answer, and the first client's next one
+    assert sum(q.output_tokens for q in r.requests) == 300
+    assert 400 < r.output_tokens < 4 * r.seconds / 0.010  # at most four tokens in each step of 10 ms
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_skipping_pure_decode_changes_nothing(seed):
     rng = random.Random(seed)
@@ -203,6 +214,7 @@ def test_skipping_pure_decode_changes_nothing(seed):
         assert (a.first_s, a.end_s) == pytest.approx((b.first_s, b.end_s), abs=1e-7)
     assert fast.running_mean == pytest.approx(slow.running_mean, abs=1e-6)
     assert fast.preemptions == slow.preemptions
+    assert fast.output_tokens == pytest.approx(slow.output_tokens)
     again = simulate(config, times, load)
     assert [(r.first_s, r.end_s) for r in again.requests] == [(r.first_s, r.end_s) for r in fast.requests]
 

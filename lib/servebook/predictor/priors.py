@@ -222,11 +222,15 @@ def _host_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object], layou
     host = BEYOND_LAYERS_S + shape.layers * layer_s
     sort = SORT_STEP_S + SORT_ENTRY_S * shape.vocab if _sorts(facts) else 0.0
     # in a compiled step, quantization is fused with the norm or activation before it; an all-reduce is one more launch
-    launches = (11 + eight_bit + (layout.tensor > 1) + more_kernels(shape)) / 11
+    dense, more = 11 + eight_bit + (layout.tensor > 1), more_kernels(shape)
+    launches = (dense + more) / 11
     alone = 0.00056 if eager_mode else 0.00068
     eager = "launching a layer's kernels one by one, bound by the host; 0.5 to 1 ms without CUDA graphs on an H200's"
     eager += " host, 0.56 in eager mode on an A100's (4-bit Qwen3-32B, 4 clients: TPOT 38.5 ms, GPU time 15 ms)"
+    # captured graphs hold the experts' kernels: Qwen3-30B-A3B in 16 and 8 bits on an H200 starts 512-token prompts as
+    # early as its GPU time allows, earlier than 48 layers with experts could be launched
     piecewise = "one graph per layer for all except the attention; from 128-token prompts on an H200"
+    share = 0.37 * (dense + more_kernels(shape, captured=False)) / (dense + more)
     # the H200 run's own host gave 1.9 ms; the whole steps of small models on others' hosts take 1.8 to 2.4. Checked on
     # H100s with synchronous scheduling, where 8 clients' TPOT was too long by the same 0.8 to 1.9 ms at 2, 4 and 8 GPUs
     prepare = "scheduling, inputs, replaying a graph; from gaps between long launches and first tokens, small models"
@@ -236,7 +240,7 @@ def _host_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object], layou
     return {
         "host_s": Prior(host + sort, 0.3 * host, 0.0, 5 * host, "sampling; starts and ends of a layer's kernels", "s"),
         "layer_launch_s": Prior(alone * launches, 0.00018, 5e-5, 0.005, eager, "s"),
-        "piecewise_share": Prior(0.37, 0.12, 0.1, 1.0, piecewise),
+        "piecewise_share": Prior(share, 0.12, 0.1, 1.0, piecewise),
         "prepare_s": Prior(0.0015, 0.0007, 2e-4, 0.02, prepare, "s"),
         "engine_sequence_s": Prior(*engine_sequence, 0.0, 3e-4, running, "s"),
     }
@@ -254,14 +258,15 @@ def _frontend_priors(facts: Mapping[str, object]) -> dict[str, Prior]:
     }
 
 
-def more_kernels(shape: ModelShape) -> float:
-    """Kernels per layer in addition to a dense decoder's eleven, averaged over the layers.
+def more_kernels(shape: ModelShape, *, captured: bool = True) -> float:
+    """Kernels per layer in addition to a dense decoder's eleven, averaged over the layers. captured: also those that
+    CUDA graphs hold in a step with prefill.
 
     Experts: a router, sorting, padding, two grouped GEMMs and their sum instead of an MLP's three kernels. Latent
     attention: its projections and absorbed products. States: a convolution and a scan."""
     latent = sum(a.layers for a in shape.attention if a.kind == "latent")
     states = sum(a.layers for a in shape.attention if a.kind == "state")
-    routed = shape.experts.layers if shape.experts else 0
+    routed = shape.experts.layers if shape.experts and captured else 0
     return (5 * routed + 5 * latent + 3 * states) / max(shape.layers, 1)
 
 

@@ -120,6 +120,8 @@ class SimulatedClients:
         self._held = False  # whether the next arrival waits for a completion, since the cap is reached
         self._spans: list[tuple[float, float, int]] = []  # first_s, end_s, tokens of an open loop's requests
         self._window = 0  # number of arrivals in the window
+        self.received = 0  # output tokens that the server has sent so far, of finished and unfinished requests
+        self._received_before = self._received_last = 0  # the same at the window's start and at the last completion
         if self.open:
             self._next_arrival()
             self.over = not self.due
@@ -180,6 +182,7 @@ class SimulatedClients:
         """Note the completion of a request at `at`; a closed loop's client then sends its next one."""
         load = self.load
         r.end_s = self.last_s = at
+        self._received_last = self.received
         self.ended += 1
         self._in_flight -= 1
         if self.open:
@@ -188,7 +191,7 @@ class SimulatedClients:
         if load.finite or self.ended > load.warmup:
             self.measured.add(r)
         elif self.ended == load.warmup:
-            self.window_start = at
+            self.window_start, self._received_before = at, self.received
         self._e2e_sum += at - r.sent_s
         if len(self.measured) >= load.requests:
             self.over = True
@@ -240,8 +243,10 @@ class SimulatedClients:
         start = end if math.isnan(start) else min(start, end)
         if steady:
             tokens = sum(_tokens(*span, start, end) for span in self._spans)
-        else:
+        elif self.load.finite:
             tokens = float(self.measured.column("output_tokens").sum())
+        else:  # as the client counts: the tokens of requests that end in the window would be those of short answers
+            tokens = float(self._received_last - self._received_before)
         return start, end, tokens, complete
 
 

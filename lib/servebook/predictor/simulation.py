@@ -146,6 +146,7 @@ class _Engine:
         if steps <= 1:
             return False
         scheduler.skip(steps)
+        self.clients.received += n * steps
         self.gpu_free = start + _sum(steps, first, grow)
         self.now = start + _sum(steps - 1, first, grow) if depth == 2 else self.gpu_free
         self.power.step(times.decode_draw(n, kv, first), start, self.gpu_free)
@@ -191,7 +192,9 @@ class _Engine:
     def _fetch(self, step: Step, end: float) -> None:
         """Wait for a step's tokens and send them to the clients."""
         self.now = max(self.now, end)
-        received = self.api.events(step.decodes + sum(s for _, _, _, s in step.chunks), self.now)
+        tokens = step.decodes + sum(s for _, _, _, s in step.chunks)
+        self.clients.received += tokens
+        received = self.api.events(tokens, self.now)
         for r, _, _, samples in step.chunks:
             if samples and r.first_s < 0:
                 r.first_s = received + self.times.first_event(r.prompt_tokens)
@@ -253,5 +256,6 @@ def simulate_naive(times: ServiceTimes, load: Traffic) -> Result:
         if free > load.max_seconds and load.concurrency is not None:
             free = load.max_seconds
             break
+        clients.received += r.output_tokens
         clients.done(r, free)
     return _result(clients, free, gauge)
