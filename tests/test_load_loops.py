@@ -154,8 +154,11 @@ def test_tokens_are_counted_where_they_fall_not_where_requests_end(tmp_path: Pat
     # the window opens as the warm-up's request ends, and closes as the eighth after it does
     begin, end = (sorted(r["last_s"] for r in rows if r["phase"] == phase)[-1] for phase in ("warmup", "measured"))
     fell = [r["first_s"] + 1e-3 * sum(r["gaps_ms"][:k]) for r in rows for k in range(len(r["gaps_ms"]) + 1)]
-    inside = sum(begin < t <= end for t in fell)
-    assert p.output_tok_per_s * p.seconds == pytest.approx(inside, abs=24), "8 whole requests are 128 tokens"
+    # after a stall of the machine many tokens come at once: those near the window's edges may fall on either side
+    near = 0.03
+    least = sum(begin + near < t <= end - near for t in fell)
+    most = sum(begin - near < t <= end + near for t in fell)
+    assert least - 4 <= p.output_tok_per_s * p.seconds <= most + 4
 
 
 def test_server_metrics_become_figures_and_a_series(tmp_path: Path) -> None:
