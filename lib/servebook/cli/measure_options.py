@@ -105,7 +105,10 @@ def _add_load(p: argparse._ArgumentGroup) -> None:
     p.add_argument("--arrivals", choices=arrivals, help="distribution of --rate's arrivals; default: poisson")
     p.add_argument("--gamma-shape", type=values.shape, metavar="K", help="shape of --arrivals gamma; below 1: burstier")
     p.add_argument("--ramp", action="store_true", help="run several loads one after the other without a pause")
-    _seconds(p, "--jitter", "maximum pause of a client, limited to 4 %% of the mean latency", 0.05, values.not_negative)
+    _seconds(
+        p, "--jitter", "maximum random pause of a client between requests, limited to 4 %% of the mean latency", 0.05,
+        values.not_negative,
+    )  # fmt: skip
     p.add_argument("--seed", type=values.seed, metavar="N", help="seed of prompts and arrivals; default: random")
 
 
@@ -124,12 +127,13 @@ def _add_prompts(p: argparse._ArgumentGroup) -> None:
     add("--text", action="store_true", help="send words instead of token ids; --prompt-tokens then counts words")
     add("--chat", action="store_true", help="use the chat endpoint, with text prompts")
     add("--vocab", dest="vocabs", type=values.id_range, metavar="LOW:HIGH",
-        help=f"token ids for prompts, without HIGH; default: the first of {tried} that the server accepts")  # fmt: skip
+        help=f"token ids for prompts (HIGH excluded); "
+        f"default: the first of {tried} that the server accepts")  # fmt: skip
     add(
         "--prompt-set",
         type=values.text,
         metavar="NAME",
-        help="send the same prompts, named by this set, at every point",
+        help="send the prompts of the set NAME at every point; default: each point has its own prompts",
     )
     add("--shared-prefix", type=values.prefix, default=0, metavar="N|P%",
         help="number or percentage of leading tokens shared by all prompts")  # fmt: skip
@@ -157,8 +161,8 @@ def _add_rules(p: argparse._ArgumentGroup) -> None:
         help="warm-up requests, at least C; default: 10 (--replay: a tenth, at most 10); 0: none",
     )  # fmt: skip
     _seconds(
-        p, "--min-seconds", "minimum duration; the point then continues until the confidence intervals are narrow", 0,
-        values.not_negative,
+        p, "--min-seconds", "measure at least S seconds and N requests, then until the confidence intervals are narrow",
+        0, values.not_negative,
     )  # fmt: skip
     _seconds(p, "--max-seconds", "maximum duration", 600)
     _seconds(p, "--timeout", "time after which a request counts as failed", 600)

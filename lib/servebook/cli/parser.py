@@ -100,8 +100,9 @@ def _add_choosing(command: Callable[..., argparse.ArgumentParser]) -> None:
             f"--{of}-tokens", metavar="N", help=f"{of} length: a number, 800:1000, normal:MEAN,SD or lognormal:MEAN,SD"
         )
     sub.add_argument(
-        "--gpu", action="append", default=[], metavar="NAME[=PRICE]", help="another GPU of the catalog; may be repeated"
-    )
+        "--gpu", action="append", default=[], metavar="NAME[=PRICE]",
+        help="also assess this GPU, at this price per hour; may be repeated",
+    )  # fmt: skip
     sub.add_argument("--json", action="store_true", help="print JSON")
     sub = command("choose", "find the cheapest configuration that meets the service level (slo) at its target load")
     sub.add_argument(
@@ -132,9 +133,11 @@ def _add_measuring(command: Callable[..., argparse.ArgumentParser]) -> None:
         "--set", action="append", required=True, metavar="KEY=A,B", dest="settings",
         help="a key and its values, e.g. hardware.gpu=A100-80GB-SXM,H200; may be repeated",
     )  # fmt: skip
-    sub.add_argument("--into", type=Path, required=True, metavar="DIR", help="folder for the files")
+    sub.add_argument("--into", type=Path, required=True, metavar="DIR", help="folder for the new files")
     sub = command("run", "run the whole book: predict, serve, measure, analyse, report; continues an interrupted run")
-    sub.add_argument("--only", metavar="STAGE", help="run only a notebook (name or number), a sweep, or report")
+    sub.add_argument(
+        "--only", metavar="STAGE", help="run only this: a notebook (name or number), a sweep, or report (the page)"
+    )
     sub.add_argument("--resume", action="store_true", help=argparse.SUPPRESS)  # until 0.1: it is what always happens
 
 
@@ -167,7 +170,9 @@ def _model_options(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--gpu", metavar="NAME", help="a GPU of the catalog: show the KV pool and concurrency on it")
     sub.add_argument("--gpus", type=int, metavar="N", help="tensor parallel size; default: 1")
-    sub.add_argument("--context", type=int, metavar="TOKENS", help="longest context; default: the model's own")
+    sub.add_argument(
+        "--context", type=int, metavar="TOKENS", help="longest context of a request; default: the model's own"
+    )
     sub.add_argument(
         "--dtype",
         choices=("bfloat16", "float16", "float32"),
@@ -177,5 +182,10 @@ def _model_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--quantization", choices=("fp8", "int8", "int4"), help="quantize the weights when the engine loads them"
     )
-    sub.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto", help="default: the model's type")
+    sub.add_argument(
+        "--kv-cache-dtype",
+        choices=("auto", "fp8"),
+        default="auto",
+        help="type of the KV cache; default: auto, the model's type",
+    )
     sub.add_argument("--json", action="store_true", help="print JSON: one object, or a list for several models")
