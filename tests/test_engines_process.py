@@ -211,7 +211,7 @@ def test_folder_that_cannot_be_written_is_one_line_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "engines").write_text("a file in the way")
-    with pytest.raises(ServebookError, match=r"engines.e: cannot start it \(File exists\)"):
+    with pytest.raises(ServebookError, match=r"engines.e: cannot start the server \(File exists\)"):
         process.launch("e", double(), tmp_path)
 
     def full(*_: object) -> None:

@@ -495,4 +495,5 @@ def test_a_slow_servers_warm_up_does_not_use_up_an_open_loops_time(
     t.done(reply)
     assert reply.phase == "warmup" and (t.window_start is not None) is opens
     t.out_of_time("max_seconds")
-    assert t.stop_reason == "max_seconds reached" + (", its warm-up after 1 of 4 requests" if opens else " in warm-up")
+    warm = ", after a warm-up of only 1 of 4 requests" if opens else " in warm-up"
+    assert t.stop_reason == "max_seconds reached" + warm

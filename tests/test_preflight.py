@@ -316,7 +316,7 @@ def hub(status: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize(
     ("answer", "status", "words"),
-    [(200, "ok", "lets us read it"), (401, "fail", "refuses it"), (404, "fail", "has no some/model at v1")],
+    [(200, "ok", "grants access"), (401, "fail", "refuses it"), (404, "fail", "has no some/model at v1")],
 )
 def test_the_hub_is_asked_for_the_very_model(
     monkeypatch: pytest.MonkeyPatch, answer: int, status: str, words: str

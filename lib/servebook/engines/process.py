@@ -44,14 +44,13 @@ class Launch:
     timeout_s: float
     port: int | None
     read_facts: Callable[[str, Path], dict[str, Any]]  # (url, log), called once the server answers
-    lists_models: bool = (
-        True  # False: it is ready even if its list lacks the model (transformers serve has an empty list)
-    )
+    # False: the server is ready even if /v1/models lacks the model (the list of transformers serve is empty)
+    lists_models: bool = True
 
 
 class ServerProcess(RunningEngine):
-    """A server running on this machine. An owned one holds the guard's pipe: when this process ends, the server ends,
-    too."""
+    """A server that this process has started. This process holds the pipe to the server's guard; when this process
+    ends, the guard ends the server."""
 
     def __init__(self, name: str, launch: Launch, port: int, run_dir: Path) -> None:
         super().__init__(name, f"http://{LOOPBACK}:{port}", launch.model, {}, owned=True, log=log_of(run_dir, name))
@@ -91,7 +90,7 @@ class ServerProcess(RunningEngine):
         return self._guard.poll()
 
     def ready(self) -> bool:
-        """Whether it is healthy and serves its model. Without a given name, the first listed model is taken."""
+        """Whether the server is healthy and serves its model. Without a given name, its first listed model is used."""
         if not healthy(self.url, timeout_s=2.0):
             return False
         if not self._lists_models:
@@ -102,14 +101,14 @@ class ServerProcess(RunningEngine):
         return self.model in served
 
     def note(self, facts: dict[str, Any]) -> None:
-        """Add facts and the start-up time, and store them with the process's identity."""
+        """Add facts and the start-up time, and store them with the processes' identities."""
         known = {k: self.facts[k] for k in ("kind", "name", "url", "model", "pid")}
         self.facts = {**facts, **known, "startup_s": round(time.monotonic() - self._started, 1)}
         self._write(self._process())
 
     def stop(self) -> None:
-        """End it with all processes it started within GRACE_S, wait until the GPU's memory is free, and clear its
-        record."""
+        """End the server and all processes it started (killed after GRACE_S), wait until the GPU's memory is free, and
+        clear its record."""
         if self._guard.stdin and not self._guard.stdin.closed:
             self._guard.stdin.close()
         try:
@@ -117,7 +116,7 @@ class ServerProcess(RunningEngine):
         except subprocess.TimeoutExpired:
             end_processes(processes_with(self._token))
             self._guard.wait()
-        except KeyboardInterrupt:  # the second Ctrl-C: end at once
+        except KeyboardInterrupt:  # a second Ctrl-C: end at once
             self._guard.terminate()
             self._guard.wait(10)
             raise
@@ -140,7 +139,7 @@ class ServerProcess(RunningEngine):
         self.facts["gpu_gib_left"] = round(max(left, 0.0), 2)
         if left > GPU_SLACK_GIB:
             logging.getLogger(__name__).warning(
-                "%s has ended, but %.1f GiB of GPU memory are not free again", self.name, left
+                "%s has ended, but %.1f GiB of GPU memory are still in use", self.name, left
             )
 
     def _process(self) -> dict[str, Any]:
@@ -174,9 +173,9 @@ def gpu_gib_in_use() -> float | None:
 
 
 def launch(name: str, make: Launch, run_dir: Path) -> ServerProcess:
-    """Start a server and return it when it answers /health and /v1/models.
+    """Start a server and return it when it is ready (see ServerProcess.ready).
 
-    Raises ServebookError if it ends, does not answer in time, or its port is taken. Nothing is left running then.
+    Raises ServebookError if it ends, is not ready in time, or its port is taken; nothing is left running then.
     """
     where = f"engines.{name}"
     for attempt in range(PORT_TRIES):
@@ -185,7 +184,7 @@ def launch(name: str, make: Launch, run_dir: Path) -> ServerProcess:
             server = ServerProcess(name, make, port, run_dir)
         except OSError as error:
             raise ServebookError(
-                f"cannot start it ({error.strerror})", where, "Check disk space and permissions"
+                f"cannot start the server ({error.strerror})", where, "Check disk space and permissions"
             ) from error
         try:
             _await_ready(server, make, where)
@@ -195,7 +194,7 @@ def launch(name: str, make: Launch, run_dir: Path) -> ServerProcess:
             server.stop()
             if make.port or attempt == PORT_TRIES - 1:
                 require_free(port, f"{where}.port")
-                raise ServebookError(f"port {port} was taken while it started", where, "Run again") from None
+                raise ServebookError(f"port {port} was taken while the server started", where, "Run again") from None
         except BaseException:
             server.stop()
             raise
@@ -214,7 +213,7 @@ def _await_ready(server: ServerProcess, make: Launch, where: str) -> None:
             lines = logs.tail(server.log, 400)
             if "address already in use" in "\n".join(lines).lower():
                 raise PortTaken
-            raise ServebookError(_obituary(server, lines), where, logs.fix(lines, server.log))
+            raise ServebookError(_how_it_ended(server, lines), where, logs.fix(lines, server.log))
         if time.monotonic() > deadline:
             last = logs.clean((logs.tail(server.log, 1) or ["nothing"])[-1])
             raise ServebookError(
@@ -224,7 +223,7 @@ def _await_ready(server: ServerProcess, make: Launch, where: str) -> None:
         server.wait(0.1)
 
 
-def _obituary(server: ServerProcess, lines: list[str]) -> str:
+def _how_it_ended(server: ServerProcess, lines: list[str]) -> str:
     status = server.exit_status or 0
     how = f"exit status {status}"
     if status > 128:
@@ -235,7 +234,7 @@ def _obituary(server: ServerProcess, lines: list[str]) -> str:
     if how == "SIGKILL":
         how += ", often the system's out-of-memory killer"
     why = logs.cause(lines)
-    return f"ended at start ({how}): {why}" if why else f"ended at start ({how}) without a word"
+    return f"ended at start ({how}): {why}" if why else f"ended at start ({how}) without a message in its log"
 
 
 def _first_line(guard: subprocess.Popen[bytes]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""The closed and the open loop: who sends which request when, and what ends with the point.
+"""The closed and the open loop: which request is sent when, and what happens to unfinished requests at the end.
 
-A ramp is one load whose concurrency or rate grows in stages; each stage has a PointProgress, a warm-up and a window.
+A ramp is one load whose concurrency or rate grows in stages. Each stage is a point with its own PointProgress, warm-up
+and window.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from .prompts import FRESH, Bodies, Talk
 from .stream import TokenStream
 from .window import PointProgress
 
-BURST_S, BURST_BYTES = 0.05, 1 << 26  # bodies due within this time are made in advance, up to this many bytes
+BURST_S, BURST_BYTES = 0.05, 1 << 26  # request bodies due within this time are made in advance, up to this many bytes
 
 
 class Loop:
-    """A load that continues from stage to stage: requests in flight at the end of a ramp's stage are not cut off."""
+    """A load that continues from stage to stage of a ramp: requests in flight between two stages are not cut off."""
 
     def __init__(self, client: Client, bodies: Bodies) -> None:
         self.client, self.bodies = client, bodies
@@ -30,8 +31,8 @@ class Loop:
         self.index = itertools.count()
 
     async def stage(self, tracker: PointProgress, start: Callable[[], object]) -> None:
-        """Run until the stage's end or its time limit; `start` begins the stage's load. After the last stage all
-        remaining requests are cancelled, so a hanging server cannot block it."""
+        """Run until the stage's end or its time limit; `start` begins the stage's load. After the last stage, or a
+        fault, all remaining requests are cancelled, so a hanging server cannot block the loop."""
         if self.tracker is not None:
             tracker.take_over(self.tracker)
         self.tracker = tracker
@@ -54,7 +55,7 @@ class Loop:
             raise tracker.fault
 
     async def at_limit(self, tracker: PointProgress) -> None:
-        """Called when a stage's time is up."""
+        """Called when a stage's time limit is reached. Does nothing unless overridden."""
 
     def prepared(
         self, index: int, talk: Talk, scheduled: float | None = None, body: bytes | None = None
@@ -91,9 +92,8 @@ class Loop:
 
 
 class ClosedLoop(Loop):
-    """Keeps exactly this many requests in flight: each client sends its next request a random pause after its last one,
-    and continues a conversation that it has begun. limit: requests of a finite run, after which nothing more is sent.
-    """
+    """A fixed number of clients with one request each. A client sends its next request a short random pause after the
+    last one has ended, and continues a conversation that it has begun. limit: total requests of a finite run."""
 
     def __init__(self, client: Client, bodies: Bodies, *, jitter_s: float, seed: str, limit: int | None = None) -> None:
         super().__init__(client, bodies)
@@ -102,13 +102,13 @@ class ClosedLoop(Loop):
         self.sent = 0
 
     async def run(self, tracker: PointProgress, concurrency: int) -> None:
-        """One stage with this many clients, at least as many as before."""
+        """One stage with this many clients, at least as many as in the stage before."""
         begun = [self._begin() for _ in range(concurrency - self.clients)]
         self.clients = concurrency
         await self.stage(tracker, lambda: [self._spawn(self._one(*f)) for f in begun if f is not None])
 
     def _begin(self) -> tuple[Reply, bytes, Talk] | None:
-        """The next prompt, or the first of the next conversation; None if there is none."""
+        """The next prompt, or the first of the next conversation; None if there is none or the limit is reached."""
         number, plan = next(self.begun), self.bodies.prompts.plan
         index = plan.begins(number) if plan.has_conversations else number
         return None if index is None else self._prepare(index, FRESH)
@@ -144,10 +144,11 @@ class ClosedLoop(Loop):
 
 
 class OpenLoop(Loop):
-    """Sends requests when they are due, however many are in flight; arrivals continue until the window's last request
+    """Sends requests when they are due, however many are in flight. Arrivals continue until the window's last request
     has ended.
 
-    cap: most requests in flight; further ones wait here. A turn of a conversation waits for the previous answer.
+    cap: maximum number of requests in flight; further ones wait in the client. A turn of a conversation waits for the
+    answer to the previous turn.
     """
 
     def __init__(self, client: Client, bodies: Bodies, *, cap: int | None = None) -> None:
@@ -156,7 +157,7 @@ class OpenLoop(Loop):
         self.sender: asyncio.Task[None] | None = None
         self.clock_start = 0.0
         self.due: Sequence[float] = ()  # due times of a trace with conversations
-        self._turns = 0  # number of turns that wait to be due
+        self._turns = 0  # number of turns that wait for their due time
 
     async def run(self, tracker: PointProgress, due: Iterator[float]) -> None:
         """One stage; due: ascending seconds from its start (see arrivals)."""
@@ -174,7 +175,7 @@ class OpenLoop(Loop):
                 self.sender.cancel()
 
     async def at_limit(self, tracker: PointProgress) -> None:
-        """Stop arrivals and wait for the requests in flight, up to a request's timeout."""
+        """Stop arrivals and wait for the window's requests in flight, up to one request's timeout."""
         if not tracker.last:
             return
         if self.sender:
@@ -194,7 +195,7 @@ class OpenLoop(Loop):
                 continue  # see _turn
             at = self.clock_start + offset
             reply, body, talk = self.prepared(index, FRESH, at, body)
-            # the loop's timer is coarse (1 ms in uvloop): sleep a little less, then yield until it is time
+            # the event loop's timer is coarse (1 ms in uvloop): sleep a little less, then yield until it is time
             if (wait := at - now() - 0.0013) > 0:
                 await asyncio.sleep(wait)
             while now() < at:
@@ -202,12 +203,13 @@ class OpenLoop(Loop):
             tracker.launched(reply)
             self._spawn(self._one(reply, body, talk))
             await asyncio.sleep(0)  # send before the next body is made, even if arrivals exceed the client's rate
-        while tracker.in_flight or self._turns:  # a replay has an end
+        while tracker.in_flight or self._turns:  # the schedule has ended: wait for what is left
             await asyncio.sleep(0.01)
         tracker.out_of_time("end of the replayed arrivals")
 
     def _with_bodies(self, due: Iterator[float]) -> Iterator[tuple[float, int, bytes | None]]:
-        """(due, index, body): bodies that are due at the start are made before the first is sent."""
+        """(due, index, body): bodies due within BURST_S of the start are made before the first is sent; the others are
+        None, made when they are sent."""
         begun: list[tuple[float, int, bytes]] = []
         size, rest = 0, due
         for offset in due:
@@ -235,7 +237,7 @@ class OpenLoop(Loop):
         self.current.done(reply)
 
     async def _turn(self, index: int, talk: Talk) -> None:
-        """The next turn of a conversation, when it is due, or at once if the previous answer came later."""
+        """Send the next turn of a conversation when it is due, or at once if the previous answer came after that."""
         at = max(self.clock_start + self.due[index], now())
         prepared = self.prepared(index, talk, at)
         await asyncio.sleep(max(0.0, at - now()))

@@ -1,9 +1,9 @@
-"""The rule for when a point's measured window opens and ends, and what follows from it.
+"""Decides when a point's measured window opens and ends, and which requests are measured.
 
-The warm-up consists of the first completions, and in an open loop takes at most a third of the point's time. The window
-opens with the last of them, without a pause in the load, so that it contains neither the initial burst nor the final
-drain. It ends when the confidence interval of the mean is narrow enough (after enough requests and time), or when its
-requests or its time are used up; `stop_reason` gives the reason.
+The warm-up consists of the first completions; in an open loop it ends after a third of the point's time limit at the
+latest. The window opens with the last of these completions, without a pause in the load, so that it contains neither the initial
+burst nor the final drain. It ends when the confidence intervals of mean E2E and mean TTFT are narrow enough (after
+enough requests and time), or when its maximum of requests or time is reached; `stop_reason` gives the reason.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Rule:
     max_requests: int
     min_seconds: float
     time_limit_s: float
-    exactly: int | None = None
-    limit: str = ""  # what limits max_requests, in words, if it is not the parameter of that name
+    exactly: int | None = None  # the point ends after this many requests, whatever the intervals
+    limit: str = ""  # what sets max_requests, in words, if it is not the parameter of that name
     capped: bool = False  # open loop: some requests wait at the client for others to end
     finite: bool = False  # all requests are measured, from the first's start to the last's end
 
     @property
     def most(self) -> str:
-        """The limit of requests, named after the parameter that sets it."""
+        """The maximum number of requests, named after the parameter that sets it."""
         return self.limit or f"max_requests ({self.max_requests})"
 
 
@@ -51,7 +51,7 @@ def converged(e2e_s: stats.Values, ttft_s: stats.Values, per_round: int = 1) -> 
 
 
 def _singles() -> array[float]:
-    """4 bytes per value: an error of 1e-7 does not matter to an interval of a percent."""
+    """An empty array with 4 bytes per value: a relative error of 1e-7 does not matter to an interval of a percent."""
     return array("f")
 
 
@@ -77,8 +77,8 @@ class PointProgress:
     fault: BaseException | None = None
     warm: int = 0
     last: bool = True  # no stage follows: requests in flight at the end are cut off
-    before: PointProgress | None = None  # the previous stage of the ramp
-    carried: set[Reply] = field(default_factory=set)  # in flight when the next stage took over
+    before: PointProgress | None = None  # the ramp's previous stage
+    carried: set[Reply] = field(default_factory=set)  # requests in flight when the next stage took over
     _e2e: array[float] = field(default_factory=_singles)  # of the window's answered requests, in the order they ended
     _ttft: array[float] = field(default_factory=_singles)
     _round_end: float | None = None  # end of the last whole round, or of the last request before there was one
@@ -94,7 +94,7 @@ class PointProgress:
 
     @property
     def per_round(self) -> int:
-        """Requests per round: closed-loop clients move in waves, so latencies repeat after as many."""
+        """Requests per round: closed-loop clients move in waves, so latencies repeat after one request per client."""
         return 1 if self.open_loop else self.concurrency or 1
 
     def take_over(self, before: PointProgress) -> None:
@@ -104,7 +104,7 @@ class PointProgress:
         before.in_flight.clear()
 
     def launched(self, reply: Reply) -> None:
-        """A request is being sent."""
+        """Count a request that is being sent as in flight."""
         self.in_flight.add(reply)
         if self.rule.finite and self.window_start is None:
             self._open_window(now() if reply.scheduled is None else reply.scheduled)
@@ -168,7 +168,7 @@ class PointProgress:
     def _decide(self, reply: Reply) -> None:
         at = reply.end or now()
         if self._failing >= max(10, 2 * (self.concurrency or 1)):
-            self._end(f"every request failed: {reply.error}", at)
+            self._end(f"{self._failing} requests in a row failed: {reply.error}", at)
         elif self.window_end is not None:  # open loop: the window is over, its last requests are awaited
             if not self.pending():
                 self._end(self.stop_reason, self.window_end)
@@ -202,7 +202,7 @@ class PointProgress:
     def _end(self, reason: str, at: float) -> None:
         if not self.stop.is_set():
             if self.window_start is not None and self.warm < self.rule.warmup:
-                reason += f", its warm-up after {self.warm} of {self.rule.warmup} requests"
+                reason += f", after a warm-up of only {self.warm} of {self.rule.warmup} requests"
             self.stop_reason, self.stopped_at = reason, now()
             self._close_window(at)
             self.stop.set()
@@ -254,7 +254,7 @@ class PointProgress:
             self.broke(error)
 
     def paused(self, seconds: float) -> None:
-        """A client's pause, from an answer's end to the next request."""
+        """Add a client's pause, from an answer's end to the next request."""
         self._paused_s, self._pauses = self._paused_s + seconds, self._pauses + 1
 
     @property
@@ -263,7 +263,7 @@ class PointProgress:
         return self._paused_s / self._pauses if self._pauses else None
 
     def jitter(self, limit_s: float, rng: random.Random) -> float:
-        """U(0, limit), the limit held below OCCUPANCY_LOSS of the latency so far."""
+        """U(0, limit), with the limit at most OCCUPANCY_LOSS times the mean latency so far."""
         if self._e2e_count:
             limit_s = min(limit_s, OCCUPANCY_LOSS * self._e2e_sum / self._e2e_count)
         return rng.uniform(0, limit_s)

@@ -22,21 +22,21 @@ from .steady_state import Lengths, Steady, closed, lone, steady
 from .steptime import VllmTimes
 from .target_load import CERTAIN, Judged, Limits, Target, Trial, attempt, judge
 
-COARSE_REQUESTS, FINE_REQUESTS = 150, 300  # minimum of measured requests per simulation of one group
-DRAWS = 12  # draws of the constants per probability
+COARSE_REQUESTS, FINE_REQUESTS = 150, 300  # minimum number of measured requests per simulation of one group
+DRAWS = 12  # draws of the constants for one probability
 FINE_MOST = 14  # maximum number of set-ups simulated with draws
 SLACK = 1.25  # a set-up is simulated only if the closed form is within this factor of every limit
-MOST_TRIALS = 4  # maximum numbers of replicas to simulate per set-up
+MOST_TRIALS = 4  # how many numbers of replicas are simulated per set-up, at most
 FULL = 0.97  # utilization above which a server is assumed not to keep up
-ALIKE = 0.05  # a difference of probabilities that so many draws do not resolve
+ALIKE = 0.05  # smaller differences of probabilities cannot be resolved with DRAWS draws
 MOST_SPARE, SPARE_STEPS = 8.0, 8  # maximum of Search.spare, and bisections to find it
-BUSY = 0.75  # utilization by the closed form above which the simulated capacity decides instead
+BUSY = 0.75  # utilization by the closed form from which on the capacity is simulated
 
 
 @dataclass
 class Candidate:
-    """A set-up that fits, with the result of each stage. replicas: number needed; None: it misses the level with any
-    number, or needs more cards than allowed."""
+    """A set-up that fits, with the result of each stage. replicas: number needed; None: no allowed number meets
+    the level (`misses` says why)."""
 
     set_up: SetUp
     server: PredictedServer
@@ -71,9 +71,9 @@ class Search:
     target: Target
     limits: Limits
     where: str
-    lengths: Lengths | None = None  # of the target, if they are known already
+    lengths: Lengths | None = None  # the target's mean lengths, if they are known already
     load: Load = field(init=False)
-    at: Lengths = field(init=False)
+    at: Lengths = field(init=False)  # mean lengths of the target's requests
     dropped: Counter[tuple[str, Refusal]] = field(default_factory=Counter)  # by card and reason
     simulated: int = 0
 
@@ -117,7 +117,7 @@ class Search:
         return steady(c.server, c.times, self.at, (self.target.mean_rate_per_s() or 0.0) / groups)
 
     def estimate_replicas(self, c: Candidate) -> None:
-        """Set the smallest number of replicas that may meet the level by the closed form, or why none does."""
+        """Set the smallest number of replicas that may meet the level by the closed form, or the reason if none may."""
         alone = lone(c.times, self.at)
         limit = self.limits.get("tpot_s", (math.inf, 0))[0]
         most = self.most_replicas(c)
@@ -190,7 +190,8 @@ class Search:
     # --- third stage: simulations with draws of the constants -------------------------------------------------------
 
     def simulate_draws(self, c: Candidate, replicas: int) -> Judged | None:
-        """The result of simulations with draws of the constants; None if the set-up cannot keep up with the load."""
+        """The result of simulations with draws of the constants; None if the set-up cannot keep up with the load, or a
+        request does not fit into the KV pool."""
         if self.falls_behind(c, replicas):
             return None
         estimate = self.estimated(c, replicas)
@@ -199,7 +200,7 @@ class Search:
         return judge(f, self.target, replicas, self.limits, running=estimate.running, requests=requests)
 
     def falls_behind(self, c: Candidate, replicas: int) -> bool:
-        """Whether the arrival rate exceeds the capacity; near saturation the capacity is simulated."""
+        """Whether the arrival rate exceeds FULL times the simulated capacity. It is simulated only from BUSY on."""
         rate = self.target.rate_per_s
         if rate is None or self.estimated(c, replicas).utilization < BUSY:
             return False
@@ -214,9 +215,9 @@ class Search:
     def best(self, ranked: Sequence[Candidate]) -> tuple[Candidate, int]:
         """(the cheapest set-up that reaches the confidence, else the most probable; how many were judged).
 
-        Goes through the costs in ascending order. At each cost it takes the set-up with the most room of each kind,
-        those with the model's own precisions first, then the most probable (see _preferred). One that does not reach
-        the confidence is tried again with one replica more."""
+        Goes through the costs in ascending order. At each cost it judges, of each kind, the set-up with the most room;
+        those with the model's own precisions come first. Of those that reach the confidence it returns the preferred
+        one (see _preferred). Those that do not reach it are tried again with one replica more."""
         waiting, looked = list(ranked), 0
         while waiting and looked < FINE_MOST:
             cost = min(c.cost_per_hour for c in waiting)
@@ -246,7 +247,7 @@ class Search:
         return (-_changes(c.set_up), *rounded, -layout.gpus, -layout.expert, sure)
 
     def spare(self, c: Candidate) -> float:
-        """How many times the target load the set-up carries by the closed form; at most MOST_SPARE."""
+        """Multiple of the target load that the set-up carries by the closed form, from 1 to MOST_SPARE."""
         low, high = 1.0, MOST_SPARE
         for _ in range(SPARE_STEPS):
             middle = math.sqrt(low * high)

@@ -1,12 +1,13 @@
-"""Time of the weights in a step: all dense matrices, and those experts that the step's tokens are routed to.
+"""Seconds of a step's weights: all dense matrices, and those experts that the step's tokens are routed to.
 
 Each token is routed to k of E experts per layer. With uniform routing, n tokens touch E·(1 − (1 − k/E)^n) experts. A
-skewed router touches fewer, as if it chose among `expert_spread`·E (1: uniform). Grouped kernels multiply the experts'
-rows. They are faster the wider an expert is, and overlap less with the reads than dense kernels do:
+skewed router touches fewer, as if it chose among `expert_spread`·E experts (1: uniform). Grouped kernels multiply the
+experts' rows. They are faster the wider an expert is, and overlap less with the reads than dense kernels do:
 
     t = max(W/BW, F/R) + ω·min(W/BW, F/R), separately for the dense matrices and for the experts.
 
-The priors of the experts' constants (priors.py) follow the fused_moe tables in aiconfigurator 0.12.
+W: bytes of the weights that are read; BW: bandwidth; F: FLOPs; R: rate of the GEMMs; ω: fraction of the shorter that is
+not hidden. The priors of the experts' constants (priors.py) follow the fused_moe tables in aiconfigurator 0.12.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ EIGHT_BIT_TILE = 128
 FEW_ROWS, FEW_ROWS_BYTES_PER_S = range(17, 33), 2.9e12
 
 
-# fraction of the rate of a 16-bit GEMM that kernels reach if they unpack weights during the multiplication (Marlin and
-# similar): on Ampere, 4-bit checkpoints serve large batches 5 to 15 % slower than the same model in bf16
+# kernels that unpack weights during the multiplication (Marlin and similar) reach this fraction of a 16-bit GEMM's
+# rate: on Ampere, 4-bit checkpoints serve large batches 5 to 15 % slower than the same model in bf16
 UNPACKING_SHARE = 0.72
 
 
@@ -35,7 +36,10 @@ def blend(read_s: float, multiply_s: float, loss: float) -> float:
 
 
 class WeightTimes:
-    """Seconds of a rank's weights in a step, for given constants (see priors)."""
+    """Seconds of one rank's weights in a step, for given constants (see priors).
+
+    Its methods' `tokens` are those of one replica, `routed_tokens` those of all data-parallel replicas, which share
+    the experts."""
 
     def __init__(self, shape: ModelShape, gpu: Gpu, constants: Mapping[str, float], ranks: int = 1) -> None:
         """ranks: number of data-parallel replicas whose tokens are routed to this rank's experts."""
@@ -66,23 +70,27 @@ class WeightTimes:
 
     @staticmethod
     def _unpacks(gpu: Gpu, multiplies: str) -> bool:
-        """Whether quantized weights are multiplied in 16 bits: the format requires it, or the GPU has no narrower
+        """Whether a GPU multiplies quantized weights in 16 bits: the format requires it, or the GPU has no narrower
         units."""
         narrow = {"fp8": gpu.fp8_tflops, "int8": gpu.int8_tflops, "fp4": gpu.fp4_tflops}
         return not gpu.is_cpu and not narrow.get(multiplies)
 
-    def touched_share(self, met: float) -> float:
-        """Share of a layer's experts that `met` tokens (of all replicas) are routed to."""
-        if self.experts is None or not met:
+    def touched_share(self, routed_tokens: float) -> float:
+        """Share of a layer's experts that these tokens are routed to."""
+        if self.experts is None or not routed_tokens:
             return 0.0
         chosen = min(self.experts.per_token / (self.experts.count * self.spread), 1.0)
-        return float(self.spread * (1 - (1 - chosen) ** met))
+        return float(self.spread * (1 - (1 - chosen) ** routed_tokens))
 
-    def experts_s(self, met: float) -> float:
-        """Seconds of reading the touched experts and multiplying `met` tokens (of all replicas)."""
+    def experts_s(self, routed_tokens: float) -> float:
+        """Seconds of reading the touched experts and multiplying the tokens that are routed to them."""
         if self.experts is None:
             return 0.0
-        return blend(self.all_experts_s * self.touched_share(met), met * self.expert_token_s, self.expert_loss)
+        return blend(
+            self.all_experts_s * self.touched_share(routed_tokens),
+            routed_tokens * self.expert_token_s,
+            self.expert_loss,
+        )
 
     def read_s(self, tokens: float) -> float:
         """Seconds of reading all weights for a step with `tokens` tokens per replica."""
@@ -103,8 +111,8 @@ class WeightTimes:
         dense = self.rows(tokens) * self.dense_token_s
         return dense + tokens * self.ranks * self.expert_token_s + samples * self.sample_s
 
-    def step_s(self, tokens: float, samples: float, met: float | None = None) -> float:
-        """Seconds of reads and GEMMs of a step. met: tokens of all replicas; None: `tokens` per replica."""
+    def step_s(self, tokens: float, samples: float, routed_tokens: float | None = None) -> float:
+        """Seconds of reads and GEMMs of a step. routed_tokens None: every replica has `tokens`."""
         multiply = self.rows(tokens) * self.dense_token_s + samples * self.sample_s
         dense = blend(self.dense_read_s(tokens), multiply, self.loss)
-        return dense + self.experts_s(tokens * self.ranks if met is None else met)
+        return dense + self.experts_s(tokens * self.ranks if routed_tokens is None else routed_tokens)

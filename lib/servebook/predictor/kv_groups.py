@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 
 from ..model.shape import AttentionLayers
 
-LATENT_ALIGNMENT = 128  # with latent attention and states, tokens per block are a multiple of this
+LATENT_ALIGNMENT = 128  # models with latent attention and states: tokens per block are a multiple of this
 
 
 @dataclass(frozen=True)
 class Group:
     """Layers that share a block table. block: tokens per block; page: bytes per block and layer; window: tokens kept
-    (None: all); blocks: per request, if independent of its length (states), else None."""
+    (None: all); blocks: a request's blocks, if their number does not depend on its length (states), else None."""
 
     layers: int
     block: int
@@ -29,7 +29,7 @@ class Group:
     blocks: int | None = None
 
     def blocks_of(self, tokens: int, in_flight: int) -> int:
-        """Maximum blocks of a request with `tokens` tokens. A window also holds the `in_flight` tokens."""
+        """Maximum number of blocks of a request with `tokens` tokens. A window also holds the `in_flight` tokens."""
         if self.blocks is not None:
             return self.blocks
         if self.window is None:
@@ -54,14 +54,15 @@ class Pool:
         return self.blocks / self.blocks_of(tokens)
 
     def held(self, each: int) -> int:
-        """Tokens of running requests with `each` tokens that fit at once. Windows have freed what they have passed, so
-        the tokens in flight count once for all requests and not, as in vLLM's log, for each."""
+        """Total tokens of the running requests that fit at once, with `each` tokens per request. Windows have freed the
+        blocks that they have passed, so the tokens in flight count once for all requests. vLLM's log counts them for
+        every request."""
         own = max(1, sum(g.blocks_of(each, 1) for g in self.groups))
         once = sum(-(-self.in_flight // g.block) for g in self.groups if g.window is not None)
         return max(self.tokens(each), int(max(self.blocks - once, 0) / own * each))
 
     def tokens(self, context: int) -> int:
-        """Size in tokens as vLLM logs it: for requests with `context` tokens each."""
+        """Size in tokens as vLLM logs it: number of requests with `context` tokens that fit, times `context`."""
         return int(self.concurrency(context) * context)
 
 
@@ -74,8 +75,8 @@ def pool(
     hybrid: bool = True,
     prefix_caching: bool = True,
 ) -> Pool:
-    """The KV pool of a rank with `available_bytes`. hybrid: whether blocks that a window has passed are freed (not on a
-    CPU)."""
+    """The KV pool of a rank with `available_bytes`. hybrid: whether blocks that a window has passed are freed (on a CPU
+    vLLM keeps them)."""
     groups = grouped(kinds, block=block, hybrid=hybrid, prefix_caching=prefix_caching)
     if not groups:
         return Pool((), 1, in_flight)
@@ -86,7 +87,7 @@ def pool(
 def grouped(
     kinds: Sequence[AttentionLayers], *, block: int = 16, hybrid: bool = True, prefix_caching: bool = True
 ) -> tuple[Group, ...]:
-    """The groups of a rank's layers. With chunked attention, windows are not freed."""
+    """The groups of a rank's layers. With chunked attention, blocks that a window has passed are not freed."""
     if any(a.kind == "chunked" for a in kinds) or not hybrid:
         whole = max((a.block for a in kinds if a.block and a.window is None), default=None)
         kinds = [replace(a, window=None, block=whole) if a.window and a.kind != "state" else a for a in kinds]
@@ -119,8 +120,9 @@ def _page(a: AttentionLayers, block: int) -> int:
 
 
 def _packed(specs: Sequence[Group]) -> tuple[Group, ...]:
-    """Groups of layers with blocks of their own, whose pages lie side by side in a block (_get_packed_kv_cache_groups):
-    one for layers with the same block and window, several where that is needed to keep a block small."""
+    """Groups for models whose layers prescribe their block sizes; a block holds the pages of all layers of a group side
+    by side (_get_packed_kv_cache_groups). Layers with the same block and window form one group, or several where that
+    keeps a block small."""
     kinds: dict[tuple[int, int | None], dict[int, int]] = {}
     for g in specs:
         pages = kinds.setdefault((g.block, g.window), {})
@@ -139,7 +141,8 @@ def _packed(specs: Sequence[Group]) -> tuple[Group, ...]:
 
 
 def _least_padding(counts: Sequence[int], least: int) -> int:
-    """The size from `least` on for which rounding every count up to its multiple adds least; the largest of equals."""
+    """The group size, at least `least`, for which rounding every count up to a multiple adds the fewest layers; of
+    several such sizes the largest."""
     return min(range(least, max(counts) + 1), key=lambda d: (sum(-n % d for n in counts), -d))
 
 
@@ -155,7 +158,7 @@ def _one(specs: Sequence[Group]) -> tuple[Group, ...]:
 
 
 def _same_page(specs: Sequence[Group]) -> list[Group]:
-    """The groups with equal page sizes: more tokens per block if the sizes divide, else padding."""
+    """The groups with equal page sizes: more tokens per block if the largest size is a multiple, else padding."""
     page = max(g.page for g in specs)
     out = []
     for g in specs:
@@ -167,8 +170,8 @@ def _same_page(specs: Sequence[Group]) -> list[Group]:
 
 
 def _split(specs: Sequence[Group]) -> tuple[Group, ...]:
-    """Groups of equal numbers of layers: the count of the rarest kind, or of the most common one if that is below 1.5
-    times the rarest."""
+    """Groups with equal numbers of layers: as many as the rarest kind has, or as the most common kind if that has fewer
+    than 1.5 times as many."""
     kinds: dict[Group, int] = {}
     for g in specs:
         key = replace(g, layers=0)

@@ -24,9 +24,10 @@ from .simulated_clients import Prompt
 from .steady_state import Lengths
 
 Limits = Mapping[str, tuple[float, float]]  # latency: (seconds, percentile), as Slo.limits
-WHOLE_TRACE = 600  # requests of a trace up to which one group's share is simulated to its end
-SAMPLE = 256  # maximum requests for mean lengths
-FORM = {"ttft_s": "ttft", "tpot_s": "tpot", "e2e_s": "tpot"}  # TPOT dominates the end-to-end latency
+WHOLE_TRACE = 600  # a trace is simulated to its end if one group's share has at most this many requests
+SAMPLE = 256  # maximum number of requests from which mean lengths are computed
+# the step-time model's error to apply to each latency; TPOT dominates the end-to-end latency
+FORM = {"ttft_s": "ttft", "tpot_s": "tpot", "e2e_s": "tpot"}
 CERTAIN = 0.99  # probabilities above it count as equal
 LEAST = 1e-9  # seconds; stands for a latency of zero
 ARRIVAL_DRAWS = 4  # number of draws of the arrival times, the same for every set-up
@@ -34,8 +35,8 @@ ARRIVAL_DRAWS = 4  # number of draws of the arrival times, the same for every se
 
 @dataclass(frozen=True)
 class Target:
-    """The load over all replicas: requests (a workload, or all of one length) and a rate, a number of users, or a trace
-    at a given speed."""
+    """The load over all replicas: its requests (a workload, or all of one length), and either a rate, a number of
+    users, or a trace at a given speed."""
 
     prompt_tokens: int
     output_tokens: int
@@ -50,7 +51,7 @@ class Target:
 
     @classmethod
     def of(cls, params: RunParams, where: str) -> Target:
-        """The target in a run's slo. Raises ServebookError if there is none."""
+        """The target load in a run's `slo`. Raises ServebookError if there is none."""
         asked = params.slo.target
         if asked is None:
             raise ServebookError(
@@ -107,7 +108,7 @@ class Target:
         return Target(**scaled)
 
     def text(self) -> str:
-        """The load as text."""
+        """The load in words, for the answer."""
         what = f"workload {self.workload_name}" if self.workload_name else "requests"
         sizes = f"{self.prompt_tokens:,} tokens in and {self.output_tokens:,} out" + (
             " on average" * bool(self.workload)
@@ -121,7 +122,7 @@ class Target:
         return f"the trace of {what} at {self.trace_speed:g} times its speed, {sizes}"
 
     def ends(self, groups: int) -> bool:
-        """Whether this is a trace that is simulated to its end; its load has no steady state."""
+        """Whether this is a trace that is simulated to its end. Such a load has no steady state."""
         return (
             self.trace_speed is not None
             and self.workload is not None
@@ -129,8 +130,8 @@ class Target:
         )
 
     def scenario(self, server: PredictedServer, replicas: int, load: Load, requests: int, draw: int = 0) -> Scenario:
-        """One group's share of the load; a router gives all replicas and their groups equal shares. draw: index of the
-        draw of arrival times."""
+        """One group's share of the load, assuming that a router gives all replicas and their groups equal shares. draw:
+        index of the draw of arrival times."""
         groups, point = replicas * server.layout.groups, f"target-{draw}"
         common: dict[str, Any] = {"workload": self.workload, "workload_name": self.workload_name}
         tokens = self.prompt_tokens, self.output_tokens
@@ -154,8 +155,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Trial:
-    """One simulation of a set-up at a load. values: {latency with a limit: seconds at its percentile};
-    output_tok_per_s, request_rate_per_s: over all replicas."""
+    """One simulation of a set-up at a load. values: {latency with a limit: seconds at its percentile}.
+    output_tok_per_s and request_rate_per_s are totals over all replicas; for arrivals, output_tok_per_s is the target
+    rate times the mean output length."""
 
     replicas: int
     values: dict[str, float]
@@ -179,7 +181,7 @@ def attempt(
     requests: int, draw: int = 0,
 ) -> Trial | None:  # fmt: skip
     """The result of simulating one group; None if a request does not fit into its share of the KV pool. running:
-    running requests by the closed form, used as the number of warm-up requests."""
+    number of running requests by the closed form, the least number of warm-up requests."""
     load = load.model_copy(update={"warmup_requests": max(load.warmup_requests, math.ceil(running))})
     scenario = target.scenario(server, replicas, load, requests, draw)
     clients = scenario.spec.clients
@@ -199,7 +201,7 @@ def attempt(
     seconds = result.seconds if result.seconds > 0 else math.inf
     tpot = float(found["tpot_s"].mean()) if len(found["tpot_s"]) else 0.0
     output = groups * result.output_tokens / seconds
-    if (rate := target.mean_rate_per_s()) is not None:  # a short window may hold more or fewer tokens than on average
+    if (rate := target.mean_rate_per_s()) is not None:  # the simulated window may be too short for a mean
         output = rate * target.output_tokens
     return Trial(
         replicas, values, {m: values[m] / limits[m][0] for m in limits}, tpot,
@@ -211,8 +213,8 @@ def attempt(
 @dataclass(frozen=True)
 class Judged:
     """A set-up at the target load, over draws of the constants. values: {latency: {value, low, high}} with 80 %
-    intervals; probability: of meeting all limits; by_limit: {latency: probability of meeting its limit}; form:
-    {latency: relative error of the step-time model}, see chance."""
+    intervals; probability: that of meeting all limits; by_limit: {latency: probability of meeting its limit}; form:
+    {latency: relative error of the step-time model, see chance}."""
 
     replicas: int
     values: dict[str, dict[str, float]]
@@ -226,7 +228,7 @@ class Judged:
 
     @property
     def tightest(self) -> str:
-        """The latency that is most likely to miss its limit; if none is, the one with the least distance to it."""
+        """The latency most likely to miss its limit; if all are CERTAIN to meet theirs, the one closest to its limit."""
         return min(self.by_limit, key=lambda m: (min(self.by_limit[m], CERTAIN), -self.ratio(m)))
 
     def ratio(self, latency: str) -> float:
@@ -242,7 +244,8 @@ def judge(
     f: Forecaster, target: Target, replicas: int, limits: Limits, *, running: float, requests: int
 ) -> Judged | None:
     """The probability that the set-up meets the level; None if a request does not fit. Each draw of the constants is
-    simulated with a draw of the arrivals. The model's own error (see chance) is independent for each latency."""
+    simulated with a draw of the arrivals. The step-time model's error (see chance) is taken as
+    independent for each latency."""
     trials: list[Trial] = []
     for i, times in enumerate(f.drawn):
         arrivals = i % -(-len(f.drawn) // 2) % ARRIVAL_DRAWS  # antithetic draws get the same arrivals
@@ -253,9 +256,9 @@ def judge(
             return None
         trials.append(found)
     form = {m: form_error(FORM[m], f.calibration.stage) for m in limits}
-    met = {m: [chance([t.values[m]], limit, form[m]) for t in trials] for m, (limit, _) in limits.items()}
-    together = [math.prod(met[m][i] for m in limits) for i in range(len(trials))]
-    by_limit = {m: statistics.fmean(met[m]) for m in limits}
+    chances = {m: [chance([t.values[m]], limit, form[m]) for t in trials] for m, (limit, _) in limits.items()}
+    together = [math.prod(chances[m][i] for m in limits) for i in range(len(trials))]
+    by_limit = {m: statistics.fmean(chances[m]) for m in limits}
     values = {m: _span([t.values[m] for t in trials], form[m]) for m in limits}
     return Judged(replicas, values, statistics.fmean(together), by_limit, tuple(trials), form)
 
@@ -264,8 +267,8 @@ def chance(drawn: Sequence[float], limit: float, form: float) -> float:
     """The probability of meeting a limit.
 
     drawn: the latency in seconds for each draw of the constants. form: relative error of the step-time model
-    (intervals.form_error). That error differs from host to host, and an error whose variance is not known follows
-    Student's t: it has the heavy tails that public points show (benchmarks/bench_choose.py --probabilities)."""
+    (intervals.form_error). That error differs from host to host, so its variance is not known and it follows
+    Student's t, whose heavy tails agree with public points (benchmarks/bench_choose.py --probabilities)."""
     near = [math.log(limit) - math.log(max(v, LEAST)) for v in drawn if v < math.inf]
     return sum(_student(x / form) for x in near) / len(drawn)
 

@@ -40,7 +40,7 @@ def card(points: Any, predictions: Any, run: dict[str, Any]) -> Any:
         left = []
         if len(rates):
             best = rates.loc[rates["output_tok_per_s"].idxmax()]
-            left.append((f"{words.number(best['output_tok_per_s'])} tok/s", f"the most that {best['engine']} gave"))
+            left.append((f"{words.number(best['output_tok_per_s'])} tok/s", f"{best['engine']}'s peak"))
         if len(final):
             left.append(
                 (words.percent(final["error_share"].abs().mean()), f"mean error of {len(final)} frozen predictions")

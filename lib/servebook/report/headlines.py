@@ -1,4 +1,4 @@
-"""The top of the post: the claim, three figures with their intervals, the conditions, and what the audit doubts."""
+"""The top of the post: a claim, three figures with their intervals, the conditions, and which points the audit doubts."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def card(value: str, unit: str, what: str, interval: str, mark: Html = NO_MARK) 
 def headline(
     points: Any, scores: pd.DataFrame, *, hardware: str, versions: str, engine: str = "vllm", how: str = FROZEN
 ) -> Html:
-    """Three figures at the top of the page, with interval, hardware and versions: the best output rate (or decode
-    rate, if no output rate is known), its ratio to the other engine at the same point, and the error of the
-    predictions. how: how the predictions were made."""
+    """Three figures at the top of the page, with interval, hardware and versions: the engine's best output rate (decode
+    rate, if no output rate is known), the largest ratio to another engine's rate at the same load, and the mean error
+    of the predictions. how: how the predictions were made."""
     frame, rate = rated(points)
     cards = []
     own = frame[frame["engine"] == engine]
@@ -46,7 +46,7 @@ def headline(
         best = own.loc[own[rate].idxmax()]
         span = interval_words(best[f"{rate}_ci_low"], best[f"{rate}_ci_high"], "")
         count = f", n = {best['requests']:.0f}" if pd.notna(best["requests"]) else ""
-        what = f"{RATES[rate]}, the most that {engine} gave ({where(best)})"
+        what = f"{RATES[rate]}, {engine}'s peak ({where(best)})"
         cards.append(card(words.number(best[rate]), "tok/s", what, f"{span}{count}"))
         both = compared(frame, engine, rate)
         if len(both):
@@ -68,11 +68,11 @@ def rated(points: Any) -> tuple[pd.DataFrame, str]:
     frame = score.complete_frame(points)
     frame = frame[(frame["verdict"] != "invalid") & (frame["sweep"] != "calibration")]
     rate = next((r for r in RATES if frame[r].notna().any()), "output_tok_per_s")
-    return frame[frame[rate] > 0].copy(), rate  # in one piece: a column may be added
+    return frame[frame[rate] > 0].copy(), rate  # a copy, so that columns can be added
 
 
 def compared(frame: pd.DataFrame, engine: str, rate: str) -> pd.DataFrame:
-    """An engine's points and those of the others at the same load, with the ratio of their rates."""
+    """An engine's points beside the other engines' at the same load, with the ratio of their rates."""
     own, others = frame[frame["engine"] == engine], frame[frame["engine"] != engine]
     both = own.merge(others, on=["sweep", "point"], suffixes=("", "_other"))
     return both.assign(ratio=both[rate] / both[f"{rate}_other"])
@@ -83,7 +83,7 @@ def interval_words(low: float, high: float, unit: str) -> str:
 
 
 def error_card(final: pd.DataFrame, how: str) -> str:
-    """How far the frozen predictions lay off, over what, and how well the measurements themselves are known."""
+    """The predictions' mean absolute error, the metrics and points it covers, and the measurements' own uncertainty."""
     errors = final.assign(size=final["error_share"].abs())
     points = errors.groupby(["sweep", "engine", "point"])["size"]
     low, high = _bootstrap_mean(points.sum().to_numpy(), points.count().to_numpy())
@@ -147,9 +147,9 @@ ABOUT = {
 
 
 def trust(points: Any) -> Html:
-    """One line under the headline where the audit doubts points: how many, and for what."""
+    """One line under the headline if the audit doubts points: how many, and the most common reasons."""
     frame = score.complete_frame(points)
-    repeated = score.is_repeated(frame)  # invalid by purpose, not by fault
+    repeated = score.is_repeated(frame)  # invalid on purpose, without a fault
     frame = frame[~repeated]
     doubted = frame[frame["verdict"].isin(["suspect", "invalid"])]
     if doubted.empty:
@@ -161,29 +161,29 @@ def trust(points: Any) -> Html:
     often = sorted(kinds.items(), key=lambda k: (-k[1], k[0]))[:2]
     why = words.listing([f"{what} ({n} {'point' if n == 1 else 'points'})" for what, n in often])
     lost = int((doubted["verdict"] == "invalid").sum())
-    text = f"The audit doubts {len(doubted)} of the {len(frame)} points, hollow in every figure" + (
+    text = f"The audit doubts {len(doubted)} of the {len(frame)} points, drawn hollow in every figure" + (
         f": {why}" if why else ""
     )
     if lost:
-        text += f"; {lost} of them failed and {'is' if lost == 1 else 'are'} left out"
+        text += f"; {lost} of them {'is invalid' if lost == 1 else 'are invalid'} and left out"
     text += f" ({repeated.sum()} that repeat prompts on purpose not counted)" if repeated.any() else ""
     return Html(f'<p class="sb-caution">{esc(text)}.</p>')
 
 
 def factor(value: float) -> str:
-    """A ratio of rates in words: two decimals near 1, so that its side of 1 is seen."""
+    """A ratio of rates as text: two decimals near 1, to show whether it is above or below."""
     return f"{value:.2f}" if value < 2 else f"{value:.1f}" if value < 10 else f"{value:,.0f}"
 
 
 def _bootstrap_mean(sums: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
-    # whole points are drawn: the metrics of one point are off together
+    # whole points are resampled: the errors of one point's metrics are correlated
     drawn = np.random.default_rng(1).integers(len(sums), size=(2000, len(sums)))
     low, high = np.percentile(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1), [2.5, 97.5])
     return float(low), float(high)
 
 
 def claim(points: Any, scores: pd.DataFrame, *, engine: str = "vllm", how: str = FROZEN) -> Html:
-    """One sentence on the run, from its figures. how: as in headline."""
+    """The run's main result in one sentence. how: as in headline."""
     frame, rate = rated(points)
     parts = []
     both = compared(frame, engine, rate)
@@ -199,5 +199,5 @@ def claim(points: Any, scores: pd.DataFrame, *, engine: str = "vllm", how: str =
     if len(final):
         hits = words.percent((final["verdict"] == "hit").mean())
         parts.append(f"{hits} of the {len(final)} predictions {how} came within 10 % of what was measured")
-    text = "; ".join(parts) or "This run has not measured anything that was predicted"
+    text = "; ".join(parts) or "This run has not measured any predicted point"
     return Html(f'<p class="sb-claim">{esc(text)}.</p>')

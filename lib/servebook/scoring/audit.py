@@ -1,6 +1,6 @@
 """The verdict on a measured point: valid, suspect (use with the reason in mind) or invalid (do not use).
 
-Pure functions of the point's figures and of the physical floors from the prediction; they know no files.
+Pure functions of the point's figures and of the prediction's physical floors; they read no files.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ COUNT_TOLERANCE = 0.02  # relative difference of the server's token counter and 
 CACHE_TOLERANCE = 0.01  # share of prompt tokens from the prefix cache although no prompt repeats
 FAILURE_TOLERANCE = 0.05  # above this share of failures the remaining requests are not representative
 DRIFT_TOLERANCE = 0.05
-LAG_SHARE, LAG_FLOOR_S = 0.2, 0.002  # p99 of the event loop's lag relative to TTFT p50; never more than a token's time
+LAG_SHARE, LAG_FLOOR_S = 0.2, 0.002  # of the event loop's p99 lag; LAG_SHARE is relative to TTFT p50
 BUSY_TOLERANCE = 0.8  # of one core
 THROTTLED_TOLERANCE = 0.05
 BUNCHED_TOLERANCE = 0.05  # of the requests
-TAIL_SHARE = 0.02  # relative to the latency: time that answers stay open after their last token
+TAIL_SHARE = 0.02  # time that answers stay open after their last token, relative to the latency
 PRECISION = 0.10  # relative half-width of a mean's 95 % interval
 
 
@@ -32,7 +32,7 @@ def audit(
 ) -> Judgement:
     """Verdict and reasons of a point.
 
-    floors: physical lower bounds, `ttft_floor_s`, `tpot_floor_s` and `e2e_floor_s`, each optional.
+    floors: physical lower bounds of the means, `ttft_floor_s`, `tpot_floor_s` and `e2e_floor_s`, each optional.
     cache_expected: the point repeats prompts on purpose, so cache hits are no fault.
     """
     # cached prompts need no prefill; if hits are expected and not reported, all prompts may be cached
@@ -47,9 +47,9 @@ def audit(
 def judge(
     point: MeasuredPoint, spec: PointSpec, floors: Mapping[str, float] | None, *, cache_expected: bool = False
 ) -> Judgement:
-    """As audit, for the measured point of `spec`; points of the prefix-cache experiment get a reason of their own.
+    """As audit, for the measured point of `spec`. Points with prompts repeated on purpose get a reason of their own.
 
-    Such a point is valid for that experiment, but not as a figure of its engine elsewhere: invalid.
+    They serve the prefix-cache sweep, but are no figure of the engine's speed, so their verdict is invalid.
     """
     repeated = isinstance(spec, RepeatedPoint)
     verdict, reasons = audit(point, floors, cache_expected=cache_expected or repeated)
@@ -86,8 +86,8 @@ def _invalid(p: MeasuredPoint, floors: Mapping[str, float]) -> list[Reason]:
 
 
 def _suspect(p: MeasuredPoint, cache_expected: bool) -> list[Reason]:
-    """Reasons for suspect, one per cause, the gravest first: unanswered requests, counts that disagree, a load other
-    than requested, a limiting client or hardware, and last the uncertainty of the means."""
+    """Reasons for suspect, one per cause, roughly the gravest first: unanswered requests, counts that disagree, cache
+    hits and preemptions, a limiting client or GPU, the uncertainty of the means, an unknown first event."""
     n, failures = p.requests or 0, p.failures or 0
     reasons: list[Reason] = []
 
@@ -127,7 +127,7 @@ def _suspect(p: MeasuredPoint, cache_expected: bool) -> list[Reason]:
 
 
 def _doubtful_counts(p: MeasuredPoint, n: int) -> list[Reason]:
-    """Reasons to doubt the numbers of tokens, or the times of single tokens. n: measured requests."""
+    """Reasons to doubt the numbers of tokens or the times of single tokens. n: number of measured requests."""
     reasons: list[Reason] = []
 
     def add_if(condition: bool, code: ReasonCode, text: str) -> None:
@@ -163,7 +163,7 @@ def _doubtful_counts(p: MeasuredPoint, n: int) -> list[Reason]:
 
 
 def _held_back(p: MeasuredPoint) -> list[Reason]:
-    """What limited the server: the client, or a GPU that was slowed down."""
+    """Reasons outside the server's software: a client that limited the load, or a GPU that was slowed down."""
     signs = []
     lag, ttft, itl = p.client_loop_lag_p99_s, p.ttft_p50_s, p.itl_p50_s
     if lag is not None and lag > LAG_FLOOR_S and (lag > LAG_SHARE * (ttft or lag) or lag > (itl or lag)):
@@ -190,7 +190,7 @@ def _held_back(p: MeasuredPoint) -> list[Reason]:
 
 
 def _uncertain(p: MeasuredPoint, n: int) -> list[Reason]:
-    """Reasons about the uncertainty of means, except consequences of graver causes."""
+    """Reasons about the uncertainty of the means. A grave one (too few rounds, saturation) hides those it causes."""
     clients, why = p.concurrency, p.stop_reason
     if p.finite_requests:  # a finite run has a ramp-up and a tail, and is not a sample of a longer load
         one = Reason(ReasonCode.ONE_REQUEST, f"only one request was measured ({why})")

@@ -2,7 +2,7 @@
 
 The first six check what often breaks on a rented GPU machine (driver, nvcc, host compiler, C++, headers, ninja); the
 others check further causes of lost runs. Checks try things where possible: they compile and run programs and write
-files. They change nothing; without a GPU its checks are "skipped".
+files. They change nothing. Checks that need a GPU are "skipped" without one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def checks_of(machine: Machine) -> list[Check]:
     def one(name: str) -> Check:
         try:
             status, detail, *fix = CHECKS[name](machine)
-        except Exception as error:  # a failing check must not hide the others
+        except Exception as error:  # a check with a fault of its own must not hide the others
             status, detail, fix = "warn", f"could not be checked ({type(error).__name__}: {error})", ["Report this"]
         return Check(name, status, detail, fix[0] if fix else "")
 
@@ -69,7 +69,7 @@ def text(checks: Iterable[Check]) -> str:
         if c.fix and c.status in ("warn", "fail"):
             lines.append(f"      → {c.fix}")
     failed, warned = (sum(c.status == s for c in checks) for s in ("fail", "warn"))
-    lines.append(f"{len(checks)} checks: {failed} failed, {warned} warnings")
+    lines.append(f"{len(checks)} checks: {failed} failed, {warned} warning{'' if warned == 1 else 's'}")
     return "\n".join(lines)
 
 
@@ -95,7 +95,8 @@ def warnings(run_params: params.RunParams, base: Path) -> list[str]:
             remote_code += [f"--trust-remote-code in {where}"] if "--trust-remote-code" in words else []
             hosts = [value for option, value in pairwise(words) if option == "--host" and value not in LOOPBACK]
             found += [
-                f"{where} lets the server listen on {host}: whoever reaches this machine may use it" for host in hosts
+                f"{where} lets the server listen on {host}: anyone who can reach this machine can use it"
+                for host in hosts
             ]
     for key, path in paths:
         folder = local_folder(path, base)
@@ -104,8 +105,8 @@ def warnings(run_params: params.RunParams, base: Path) -> list[str]:
     if m.hub and not m.revision:
         commit = _cached_commit(m.hub)
         pin = f"model.revision: {commit}" if commit else "model.revision, a commit from the model's page on the Hub"
-        found.append(f"model.hub {m.hub} may be another model tomorrow; pin it with {pin}")
-    return found + [f"{key} is on: code that comes with the model is run" for key in remote_code]
+        found.append(f"model.hub {m.hub} can change at any time; pin it with {pin}")
+    return found + [f"{key} is on: the model's own Python code is executed" for key in remote_code]
 
 
 def _words(arguments: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The GPU: the one in the parameters, idle, cool, and used by nobody else."""
+"""Checks of the GPU: it is the one in the parameters, idle, not throttled, and used by nobody else."""
 
 from __future__ import annotations
 
@@ -16,22 +16,30 @@ SLOWDOWNS = {
 
 
 def as_asked(m: Machine) -> Finding:
-    """Predictions are made for hardware.gpu: on another card all of them are useless."""
+    """Predictions are made for hardware.gpu; on another card they are useless."""
     if m.params is None or m.params.hardware.gpu in (None, "detect"):
         return "skipped", "not applicable: the parameters name no card of the catalog"
     asked = hardware.resolve(m.params.hardware).name
     if m.gpu is None:
-        return "warn", f"the parameters are for {asked}, here is no GPU", "Run it there, or set hardware.gpu: detect"
-    fix = "Set hardware.gpu to this card, or take the other machine"
+        return (
+            "warn",
+            f"the parameters are for {asked}, this machine has no GPU",
+            "Run it on such a machine, or set hardware.gpu: detect",
+        )
+    fix = f"Set hardware.gpu to this card, or use a machine with {asked}"
     needed = max(gpus_needed(e) for e in m.params.engines.values())
     if m.gpu["gpus"] < needed:
-        return "fail", f"{needed} GPUs are needed, {m.gpu['gpus']} here", "Lower the engine's parallel sizes"
+        return (
+            "fail",
+            f"{needed} GPUs are needed, this machine has {m.gpu['gpus']}",
+            "Lower the engine's parallel sizes",
+        )
     try:
         here = hardware.match(m.gpu["gpu"], m.gpu["memory_total_bytes"]).name
     except (ServebookError, TypeError) as error:
-        return "warn", f"the parameters are for {asked}, here is {m.gpu['gpu']} ({error})", fix
+        return "warn", f"the parameters are for {asked}, this machine has {m.gpu['gpu']} ({error})", fix
     if here != asked:
-        return "fail", f"the parameters are for {asked}, here is {here}", fix
+        return "fail", f"the parameters are for {asked}, this machine has {here}", fix
     return "ok", here
 
 
@@ -51,10 +59,10 @@ def state(m: Machine) -> Finding:
     detail = f"{m.gpu['gpu']}, {busy} % busy, {m.gpu['temperature_c']} °C, power limit {m.gpu['power_limit_w']} W"
     slow = [name for bit, name in SLOWDOWNS.items() if isinstance(reasons, int) and reasons & bit]
     if slow:
-        fix = "Let it cool, or take another machine: figures would be too low"
+        fix = "Let it cool, or use another machine: measured rates would be too low"
         return "fail", f"{detail}; throttled: {', '.join(slow)}", fix
     if isinstance(busy, int) and busy > BUSY_PERCENT:
-        return "fail", detail, "End what uses the GPU (nvidia-smi shows it): it would share it with the measurement"
+        return "fail", detail, "End the processes that use the GPU (see nvidia-smi): they would slow the measurement"
     return "ok", detail
 
 
@@ -67,7 +75,7 @@ def processes(m: Machine) -> Finding:
     if isinstance(pids, list) and pids:
         return "fail", f"{detail}, by process {', '.join(map(str, pids))}", "End those processes, or wait for them"
     if gib is not None and gib > FOREIGN_GPU_GIB:
-        return "warn", f"{detail}, by no process that can be seen", "Look outside this container, or reboot the machine"
+        return "warn", f"{detail}, by no visible process", "Look outside this container, or reboot the machine"
     return "ok", f"{detail}, no other process"
 
 

@@ -50,7 +50,7 @@ class Machine:
 
     @cached_property
     def silent_driver(self) -> str | None:
-        """The driver's message if there is an NVIDIA device but no answer; None if all is well."""
+        """The driver's message if there is an NVIDIA device whose driver does not answer; None if all is well."""
         if self._unseen:
             return self._unseen
         if self.gpu is not None or not (os.path.exists("/proc/driver/nvidia") or os.path.exists("/dev/nvidia0")):
@@ -72,7 +72,7 @@ class Machine:
 
     @cached_property
     def cpu_flags(self) -> set[str]:
-        """The processor's features, as Linux names them; empty where it does not tell."""
+        """The processor's features, as /proc/cpuinfo names them; empty where it lists none."""
         try:
             found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M)
         except OSError:
@@ -88,12 +88,13 @@ class Machine:
 
     @cached_property
     def cc(self) -> str:
-        """The C compiler that a kernel's build calls."""
+        """The C compiler that builds of kernels call: CC, else the first that is installed."""
         return os.environ.get("CC") or next((c for c in ("gcc", "cc", "clang") if shutil.which(c)), "gcc")
 
     @cached_property
     def host_compiler(self) -> str:
-        """The compiler that nvcc calls: NVCC_CCBIN, or -ccbin in NVCC_PREPEND_FLAGS, else gcc."""
+        """The compiler that nvcc calls: the last -ccbin in NVCC_PREPEND_FLAGS and NVCC_APPEND_FLAGS, else NVCC_CCBIN,
+        else gcc."""
         flags = " ".join(os.environ.get(v, "") for v in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"))
         given = re.findall(r"(?:-ccbin|--compiler-bindir)[ =]+['\"]?([^\s'\"]+)", flags)
         found = (given or [os.environ.get("NVCC_CCBIN") or "gcc"])[-1]
@@ -118,7 +119,7 @@ class Machine:
 
     @property
     def compiles_kernels(self) -> bool:
-        """Whether the run's vLLM compiles code when it starts."""
+        """Whether code may be compiled at start: always on a GPU, on a CPU by vLLM unless enforce_eager is set."""
         engines = self.params.engines.values() if self.params else []
         compiled = any(isinstance(e, params.VllmEngine) and not e.enforce_eager for e in engines)
         return self.gpu is not None or compiled

@@ -1,4 +1,4 @@
-"""What this run needs from outside: ports, model, engines."""
+"""Checks of what this run needs from outside: ports, model, engines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ports(m: Machine) -> Finding:
     given = {name: int(port) for name, port in asked.items() if port}
     taken = [f"{port} ({name})" for name, port in given.items() if not ports.is_free(port)]
     if taken:
-        return "fail", f"in use: {', '.join(taken)}", "Give another port, or leave port out: a free one is found"
+        return "fail", f"in use: {', '.join(taken)}", "Give another port, or leave `port` out: a free one is chosen"
     if not given:
         return "ok", "none given, a free one was found" if ports.is_free(ports.free_port()) else "none given"
     return "ok", f"{', '.join(map(str, given.values()))} free"
@@ -38,7 +38,7 @@ def model(m: Machine) -> Finding:
     if wanted.hub and not cached(wanted):
         if why := hub_refusal(wanted):
             return "fail", f"{name} is not in the cache, and {why[0]}", why[1]
-        return "ok", f"{name}: the Hub has it and lets us read it"
+        return "ok", f"{name}: the Hub has it and grants access"
     try:
         models.read_shape(wanted, m.base)
     except ServebookError as error:
@@ -65,7 +65,7 @@ def engines(m: Machine) -> Finding:
     if dies := _dies_on_this_cpu(m):
         return (
             "warn",
-            f"{dies}: vLLM's attention in bfloat16 ends with an illegal instruction",
+            f"{dies}: vLLM's attention in bfloat16 may end with an illegal instruction",
             "Set model.dtype: float32",
         )
     return "ok", ", ".join(m.params.engines)
@@ -88,7 +88,7 @@ def hub_folder(hub: str) -> Path:
 
 
 def cached(wanted: params.ModelParams) -> bool:
-    """Whether the Hub's cache has what the run needs of the model in its revision: weights, or config.json alone."""
+    """Whether the Hub's cache holds what the run needs of this revision: config.json, and the weights unless dummy."""
     folder, revision = hub_folder(str(wanted.hub)), wanted.revision or "main"
     try:
         commit = (folder / "refs" / revision).read_text().strip()
@@ -99,7 +99,7 @@ def cached(wanted: params.ModelParams) -> bool:
 
 
 def to_fetch(wanted: params.ModelParams) -> bool:
-    """Whether a Hub model is not cached but available."""
+    """Whether a Hub model has to be downloaded and can be: it is not cached, and the Hub does not refuse it."""
     return not cached(wanted) and hub_refusal(wanted) is None
 
 
@@ -111,7 +111,7 @@ def hub_refusal(wanted: params.ModelParams) -> tuple[str, str] | None:
     """(why the Hub refuses the model's config.json, how to fix it), None if it does not."""
     fetch = f"Check the network, or download it first: hf download {wanted.hub}"
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes"):
-        return "the Hub is not asked (HF_HUB_OFFLINE is set)", fetch
+        return "the Hub may not be contacted (HF_HUB_OFFLINE is set)", fetch
     from huggingface_hub import get_token
 
     endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")

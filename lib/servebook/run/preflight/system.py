@@ -1,4 +1,4 @@
-"""The machine around the GPU: disks, folders, limits, the clock."""
+"""Checks of the machine around the GPU: disks, folders, limits, the clock."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def output_folder(m: Machine) -> Finding:
     except OSError as error:
         fix = "Change its permissions, or set SERVEBOOK_OUTPUTS to another folder"
         return "fail", f"{folder} is not writable ({error.strerror})", fix
-    return "ok", "a file was written where the run's folder is"
+    return "ok", "a file can be written there"
 
 
 def shared_memory(m: Machine) -> Finding:
@@ -58,13 +58,13 @@ def shared_memory(m: Machine) -> Finding:
         return "skipped", "not applicable: no /dev/shm"
     free = shutil.disk_usage("/dev/shm").free / 2**20
     if free < SHARED_MIB:
-        fix = "Start the container with --shm-size=2g or --ipc=host: vLLM's processes talk there"
+        fix = "Start the container with --shm-size=2g or --ipc=host: vLLM's processes communicate through it"
         return "warn", f"/dev/shm has {free:.0f} MiB free", fix
     return "ok", f"/dev/shm has {free:.0f} MiB free"
 
 
 def temporary_folder(m: Machine) -> Finding:
-    """Kernels compiled at start are loaded from there and from caches in the home folder."""
+    """Kernels compiled at start are loaded from the temporary folder and from caches in the home folder."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     tried = []
     for folder, variable in ((Path(tempfile.gettempdir()), "TMPDIR"), (existing(caches), "XDG_CACHE_HOME")):
@@ -92,8 +92,8 @@ def open_files(m: Machine) -> Finding:
     needed = 4 * largest + 512
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard == resource.RLIM_INFINITY:
-        return "ok", f"as many files as needed may be open, C = {largest} needs {needed}"
-    detail = f"{hard} files may be open, C = {largest} needs {needed}"
+        return "ok", f"the number of open files is not limited, C = {largest} needs {needed}"
+    detail = f"at most {hard} files may be open, C = {largest} needs {needed}"
     return ("fail", detail, f"Raise the hard limit (ulimit -Hn) to {needed}") if hard < needed else ("ok", detail)
 
 
@@ -101,7 +101,7 @@ def clock(m: Machine) -> Finding:
     try:
         source = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip()
     except OSError:
-        return "skipped", "not applicable: the system does not say"
+        return "skipped", "not applicable: the system names no clock source"
     if source not in GOOD_CLOCKS:
         fix = "Boot with clocksource=tsc: each time stamp costs microseconds"
         return "warn", f"clock source {source} is slow to read", fix

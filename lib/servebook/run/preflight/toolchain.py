@@ -1,4 +1,4 @@
-"""The toolchain: driver, nvcc, its host compiler, C++, Python's headers, ninja. Each is tried, not only found."""
+"""Checks of the toolchain: driver, nvcc, its host compiler, C++, Python's headers, ninja. Each is tried, not only found."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def driver(m: Machine) -> Finding:
         fix = (
             "Load the installed driver's module or reboot; in a container, start it with the host's driver (--gpus all)"
         )
-        return "fail", f"an NVIDIA device is here, but its driver does not answer: {m.silent_driver}", fix
+        return "fail", f"there is an NVIDIA device, but its driver does not answer: {m.silent_driver}", fix
     if m.gpu is None:
         return NO_GPU
     version, offered, needed = m.gpu["driver"], m.gpu["cuda_driver"], m.torch_cuda
     if needed is None:
         return "fail", f"driver {version}, but the installed torch is built for the CPU", "Run `make KIND=cuda …`"
     if not isinstance(offered, int | float):
-        return "warn", f"driver {version} does not say which CUDA it offers", "Check with nvidia-smi"
+        return "warn", f"driver {version} does not report its CUDA version", "Check with nvidia-smi"
     have, want = int(offered), f"{needed[0]}.{needed[1]}"
     detail = f"driver {version} offers CUDA {offered:g}, torch is built for {want}"
     if have < needed[0]:
@@ -47,7 +47,7 @@ def driver(m: Machine) -> Finding:
     if round(offered * 10) < needed[0] * 10 + needed[1]:
         within = " (works within one major version, but not for kernels compiled at start)"
         return "warn", detail + within, "Update the driver"
-    return "ok", f"{detail}, and starts"
+    return "ok", f"{detail}, and CUDA starts"
 
 
 def nvcc(m: Machine) -> Finding:
@@ -79,13 +79,17 @@ def host_compiler(m: Machine) -> Finding:
     if status:
         fix = "Install gcc and g++ (Debian, Ubuntu: apt install build-essential)"
         return "fail", f"{gcc} is not found", fix if gcc == "gcc" else "Correct NVCC_PREPEND_FLAGS or NVCC_CCBIN"
-    detail = f"{gcc} {version.strip()}" + (f", nvcc takes up to {limit[1]}" if limit else "")
+    detail = f"{gcc} {version.strip()}" + (f", nvcc accepts up to gcc {limit[1]}" if limit else "")
     if limit and int(version.split(".")[0]) > int(limit[1]):
         return "fail", detail, f"Install g++-{limit[1]} and set NVCC_PREPEND_FLAGS='-ccbin g++-{limit[1]}'"
     with tempfile.TemporaryDirectory() as folder:
         status, output = m.output(str(m.nvcc), "-x", "cu", "-", "-c", "-o", f"{folder}/k.o", stdin=KERNEL)
     if status == 124:
-        return "warn", f"{detail}; compiling a kernel took longer than a few seconds", "Look at the machine's load"
+        return (
+            "warn",
+            f"{detail}; compiling a kernel took longer than a few seconds",
+            "Check what else is running on this machine",
+        )
     if status:
         fix = f"Install g++ of {gcc}'s version, or name another compiler: NVCC_PREPEND_FLAGS='-ccbin g++-12'"
         return "fail", f"{detail}, but a kernel does not compile ({first_line(output)})", fix
@@ -114,10 +118,10 @@ def cxx(m: Machine) -> Finding:
     if status:
         return (
             bad,
-            f"what {compiler} builds does not run ({first_line(output)})",
+            f"a program built by {compiler} does not run ({first_line(output)})",
             "See the check of the temporary folder",
         )
-    return "ok", f"{compiler} and {m.cc} compile, link, and what they build runs"
+    return "ok", f"{compiler} and {m.cc} compile and link, and the program runs"
 
 
 def headers(m: Machine) -> Finding:
