@@ -1,9 +1,9 @@
 """Decides when a point's measured window opens and ends, and which requests are measured.
 
 The warm-up consists of the first completions; in an open loop it ends after a third of the point's time limit at the
-latest. The window opens with the last of these completions, without a pause in the load, so that it contains neither the initial
-burst nor the final drain. It ends when the confidence intervals of mean E2E and mean TTFT are narrow enough (after
-enough requests and time), or when its maximum of requests or time is reached; `stop_reason` gives the reason.
+latest. The window opens with the last of these completions, without a pause in the load, so that it contains neither
+the initial burst nor the final drain. It ends when the confidence intervals of mean E2E and mean TTFT are narrow enough
+(after enough requests and time), or when its maximum of requests or time is reached; `stop_reason` gives the reason.
 """
 
 from __future__ import annotations

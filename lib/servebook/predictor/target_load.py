@@ -228,7 +228,7 @@ class Judged:
 
     @property
     def tightest(self) -> str:
-        """The latency most likely to miss its limit; if all are CERTAIN to meet theirs, the one closest to its limit."""
+        """The latency most likely to miss its limit; if none is likely to, the one nearest to its limit."""
         return min(self.by_limit, key=lambda m: (min(self.by_limit[m], CERTAIN), -self.ratio(m)))
 
     def ratio(self, latency: str) -> float:

@@ -1,4 +1,4 @@
-"""The top of the post: a claim, three figures with their intervals, the conditions, and which points the audit doubts."""
+"""The top of the post: a claim, three figures with intervals, the conditions, and which points the audit doubts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of the toolchain: driver, nvcc, its host compiler, C++, Python's headers, ninja. Each is tried, not only found."""
+"""Checks of the toolchain: driver, nvcc, its host compiler, C++, Python headers, ninja. Each is run, not only found."""
 
 from __future__ import annotations
 
