@@ -204,7 +204,7 @@ def test_gpu_memory_is_waited_for_and_its_rest_recorded(
     monkeypatch.setattr(process, "gpu_gib_in_use", iter([1.0, *[7.0] * 100]).__next__)
     process.launch("e", double(), tmp_path).stop()
     assert json.loads((tmp_path / "engines/e.json").read_text())["gpu_gib_left"] == 6.0
-    assert "6.0 GiB of GPU memory are not free" in caplog.text
+    assert "6.0 GiB of GPU memory are still in use" in caplog.text
 
 
 def test_folder_that_cannot_be_written_is_one_line_and_leaves_nothing(

@@ -214,7 +214,7 @@ def test_state_of_the_gpu(check: str, gpu: dict[str, Any], status: str, words: s
     [
         ({"gpu": "A40"}, {}, "ok", "A40"),
         ({"gpu": "detect"}, {}, "skipped", ""),
-        ({"gpu": "H200"}, {}, "fail", "the parameters are for H200, here is A40"),
+        ({"gpu": "H200"}, {}, "fail", "the parameters are for H200, this machine has A40"),
         ({"gpu": "A40"}, {"gpu": "NVIDIA X1"}, "warn", "NVIDIA X1"),
     ],
 )
@@ -227,7 +227,7 @@ def test_the_card_is_the_one_that_the_predictions_are_for(
 
 def test_fewer_gpus_than_an_engine_needs() -> None:
     asked = run_params(hardware={"gpu": "A40"}, engines={"v": {"kind": "vllm", "tensor_parallel_size": 2}})
-    assert "2 GPUs are needed, 1 here" in found("GPU as in the parameters", GpuMachine(asked=asked)).detail
+    assert "2 GPUs are needed, this machine has 1" in found("GPU as in the parameters", GpuMachine(asked=asked)).detail
 
 
 def test_disk_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
