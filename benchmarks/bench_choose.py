@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 import os
 import platform
 import re
@@ -38,6 +37,7 @@ import public_points
 from bench_public import MOST, OWN, Bench
 from public_points import Row
 from servebook.common import stats
+from servebook.common.measured_point import MeasuredPoint
 from servebook.config import params
 from servebook.config.params import VllmEngine
 from servebook.hardware.prices import list_prices
@@ -190,27 +190,40 @@ def _kept() -> dict[str, list[float]]:
 
 def _judged(book: Book, found: dict[str, list[float]]) -> None:
     """Add what a judgement from the datasheet says of one run's closed loops of vLLM with at least four clients."""
-    p, engine = book.params, book.params.engines["vllm"]
-    assert isinstance(engine, VllmEngine)
-    at = server_limits.server("vllm", engine, book.shape, book.gpu)
-    learned = calibrate("vllm", at.shape, at.gpu, layout=at.layout)
+    for name, engine in book.params.engines.items():
+        if isinstance(engine, VllmEngine):
+            _judged_engine(book, name, engine, found)
+
+
+def _judged_engine(book: Book, name: str, engine: VllmEngine, found: dict[str, list[float]]) -> None:
+    p = book.params
+    at = server_limits.server(name, engine, book.shape, book.gpu)
+    learned = calibrate(name, at.shape, at.gpu, layout=at.layout)
     f = Forecaster(at, learned, p.load.model_copy(update={"max_seconds": 1e6}), DRAWS, p.load.seed)
     for point in book.stored_points():
-        if point.engine != "vllm" or point.kind != "concurrency" or point.verdict == "invalid":
+        clients = point.concurrency or 1
+        if point.engine != name or point.kind != "concurrency" or point.verdict == "invalid":
             continue
-        spec = next(s for s in p.sweep_points(point.sweep, "vllm") if s.point == point.point_id)
-        clients, rows = spec.concurrency or 1, book.requests(point.sweep)
-        rows = rows[(rows["engine"] == "vllm") & (rows["point"] == spec.point) & (rows["phase"] == "measured")]
-        rows = rows[rows["ok"].astype(bool)]
-        if clients < 4 or len(rows) < 20:
+        if clients < 4 or (point.requests or 0) < 20:
             continue
+        spec = next(s for s in p.sweep_points(point.sweep, name) if s.point == point.point_id)
         lengths = spec.prompt_tokens, spec.output_tokens
         load = Target(*lengths, spec.workload, spec.workload_name or "", users=clients, seed=p.load.seed)
-        limits = {m: (stats.percentile(rows[m].dropna().to_numpy(float), 90.0) or math.inf, 90.0) for m in found}
+        limits = {latency: (value, 90.0) for latency, value in _p90(book, point).items() if value}
         judged = judge(f, load, 1, limits, running=clients, requests=max(150, min(600, 2 * clients)))
         if judged is not None:
             for latency, chance in judged.by_limit.items():
                 found[latency].append(chance)
+
+
+def _p90(book: Book, point: MeasuredPoint) -> dict[str, float | None]:
+    """The p90 of a point's TTFT and TPOT; points of November 2026 hold none of TPOT, which their requests have."""
+    if point.tpot_p90_s is not None:
+        return {"ttft_s": point.ttft_p90_s, "tpot_s": point.tpot_p90_s}
+    rows = book.requests(point.sweep)
+    rows = rows[(rows["engine"] == point.engine) & (rows["point"] == point.point_id) & (rows["phase"] == "measured")]
+    rows = rows[rows["ok"].astype(bool)]
+    return {m: stats.percentile(rows[m].dropna().to_numpy(float), 90.0) for m in ("ttft_s", "tpot_s")}
 
 
 def public(folder: Path, show: bool) -> bool:
