@@ -47,7 +47,7 @@ def test_a_server_that_is_opened_to_the_network_is_said(tmp_path: Path) -> None:
         assert said.startswith("engines.e.extra_args lets the server listen on 0.0.0.0")
     assert warned(tmp_path, engine="{kind: openai, command: [serve, --host, 127.0.0.1, --port, '{port}']}") == []
     (said,) = warned(tmp_path, engine="{kind: openai, command: [serve, --trust-remote-code, '{port}']}")
-    assert said == "--trust-remote-code in engines.e.command is on: code that comes with the model is run"
+    assert said == "--trust-remote-code in engines.e.command is on: the model's own Python code is executed"
 
 
 def test_a_model_without_a_revision_names_the_one_to_pin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
