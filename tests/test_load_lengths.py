@@ -49,7 +49,7 @@ NOT_FINITE = ["normal:inf,1", "normal:5,inf", "lognormal:nan,1", "normal:5,1,1,i
     "text", ["0", "x", "5:4", "normal:5", "normal:0,1", "normal:5,1,3", "zipf:3,1", "1:2:3", "", *NOT_FINITE]
 )
 def test_what_is_no_length_is_refused_with_what_is(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a length; valid: 512, 100:1000"):
+    with pytest.raises(ValueError, match="is not a length"):
         parse(text)
 
 

@@ -272,7 +272,7 @@ def test_a_chunk_whose_size_is_no_number_is_not_waited_for() -> None:
         point = measure(server, limit_s=60.0)
     why = str(point.reasons[0])  # whether its head came in the same read decides between the two
     assert point.requests == 0 and ("cut mid-stream" in why or "is not valid HTTP" in why)
-    assert (point.stop_reason or "").startswith("every")
+    assert "requests in a row failed" in (point.stop_reason or "")
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ def test_the_length_asked_for_is_not_that_of_an_answer_that_ended_by_itself() ->
 
     with RawServer(post).running() as server:
         point = measure(server, count_tokens="asked")
-    assert point.requests == 0 and "ended by itself" in str(point.reasons[0])
+    assert point.requests == 0 and "ended before the requested length" in str(point.reasons[0])
 
 
 def test_cached_tokens_that_only_usage_tells_are_weighed() -> None:
