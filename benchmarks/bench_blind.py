@@ -53,12 +53,12 @@ def rows(book: Book, predicted: Mapping[str, Values]) -> Rows:
 
 def today(book: Book) -> dict[str, Values]:
     """Today's prediction from the datasheet."""
-    told = predict.predict_run(book.params, book.shape, book.gpu)["points"]
+    points = predict.predict_run(book.params, book.shape, book.gpu)["points"]
     return {
         f"{p['sweep']}/{p['engine']}/{p['point']}": {
             m: tuple(p["metrics"][m][k] for k in ("value", "low", "high")) for m in METRICS  # type: ignore[literal-required, index]
         }
-        for p in told
+        for p in points
         if p.get("metrics")
     }  # fmt: skip
 
@@ -97,18 +97,21 @@ def choice(found: Mapping[str, Book], judged: list[dict[str, Any]]) -> None:
         limits = {k: limit for k, (limit, _) in book.params.slo.limits.items()}
         real = {"ttft_s": m.ttft_p90_s or math.inf, "tpot_s": m.tpot_p90_s or math.inf}
         worst = max(real[k] / limits[k] for k in limits)
-        said, seen = by.setdefault(row["set_up"], ([], []))
-        said.append((row["users"], max(row["values"][k]["value"] / limits[k] for k in limits)))
-        seen.append((row["users"], worst))
+        predicted, measured = by.setdefault(row["set_up"], ([], []))
+        predicted.append((row["users"], max(row["values"][k]["value"] / limits[k] for k in limits)))
+        measured.append((row["users"], worst))
         stated.append((row["probability"], worst <= 1))
-    print(
-        "  users at which a set-up stops meeting the level, predicted and measured; fewer users: more replicas, dearer"
-    )
-    users = pd.DataFrame({name: map(users_at_the_limit, pair) for name, pair in by.items()}, index=["said", "seen"]).T
-    for name, (said, seen) in users.iterrows():
-        print(f"    {name:<52}{said:6.1f}{seen:6.1f}  {100 * (said / seen - 1):+5.1f} %")
+    print("  users at which a set-up stops meeting the level, predicted and measured; fewer: higher cost")
+    users = pd.DataFrame(
+        {name: map(users_at_the_limit, pair) for name, pair in by.items()}, index=["predicted", "measured"]
+    ).T
+    for name, (predicted, measured) in users.iterrows():
+        print(f"    {name:<52}{predicted:6.1f}{measured:6.1f}  {100 * (predicted / measured - 1):+5.1f} %")
     print(f"    rank correlation {users.rank().corr().iloc[0, 1]:.2f}")
-    print("  probability of meeting the level: stated on average, and share that met it")
+    total, met = sum(p for p, _ in stated), sum(met for _, met in stated)
+    print(
+        f"  probabilities of meeting the level add up to {total:.1f} of {len(stated)} loads, {met} met it; by what was stated:"
+    )
     for low, high in ((0, 0.2), (0.2, 0.5), (0.5, 0.8), (0.8, 1.01)):
         part = [(p, met) for p, met in stated if low <= p < high]
         if part:
@@ -118,18 +121,18 @@ def choice(found: Mapping[str, Book], judged: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--today", action="store_true", help="also today's predictor, which has learned from the runs")
-    asked = parser.parse_args()
-    for told in sorted(KEPT.glob("blind-*.json")):
-        blind = json.loads(told.read_text(encoding="utf-8"))
+    options = parser.parse_args()
+    for path in sorted(KEPT.glob("blind-*.json")):
+        blind = json.loads(path.read_text(encoding="utf-8"))
         print(
             f"{blind['date']}, from the datasheet alone: mean absolute error in % (bias), values inside 80 % intervals"
         )
-        with tempfile.TemporaryDirectory() as unpacked, tarfile.open(told.with_suffix(".tar.xz")) as archive:
+        with tempfile.TemporaryDirectory() as unpacked, tarfile.open(path.with_suffix(".tar.xz")) as archive:
             archive.extractall(unpacked, filter="data")
             found = {name: Book.at(Path(unpacked) / name) for name in blind["runs"]}
             for name, predicted in blind["runs"].items():
                 print(*table(name.removeprefix("h200-"), rows(found[name], predicted)), sep="\n")
-                if asked.today:
+                if options.today:
                     print(*table("  today", rows(found[name], today(found[name]))), sep="\n")
             if "choice" in blind:
                 choice(found, blind["choice"])
