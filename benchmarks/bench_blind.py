@@ -110,7 +110,7 @@ def choice(found: Mapping[str, Book], judged: list[dict[str, Any]]) -> None:
     print(f"    rank correlation {users.rank().corr().iloc[0, 1]:.2f}")
     total, met = sum(p for p, _ in stated), sum(met for _, met in stated)
     print(
-        f"  probabilities of meeting the level add up to {total:.1f} of {len(stated)} loads, {met} met it; by what was stated:"
+        f"  probabilities of meeting the level add up to {total:.1f} of {len(stated)} loads, {met} met it; stated, met:"
     )
     for low, high in ((0, 0.2), (0.2, 0.5), (0.5, 0.8), (0.8, 1.01)):
         part = [(p, met) for p, met in stated if low <= p < high]
