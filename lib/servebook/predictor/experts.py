@@ -14,15 +14,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from ..hardware.catalog import Gpu
 from ..model.shape import LINEAR, ModelShape
 
-# vLLM's 8-bit GEMMs (CUTLASS, sm_90) process more than 128 rows in tiles of this size: 129 to 256 rows take as long as
-# 256 (measured on an H200 with vLLM 0.26, and the same in aiconfigurator's tables of H100 and H200)
-EIGHT_BIT_TILE = 128
-# with 17 to 32 rows these GEMMs read their weights at no more than this rate (283 MB: 98 µs on an H200, against 72 µs
-# with 16 rows and 79 with 48; hardly a difference on an H100, whose memory is slower)
-FEW_ROWS, FEW_ROWS_BYTES_PER_S = range(17, 33), 2.9e12
+# Rows that an 8-bit GEMM (CUTLASS on Hopper, one scale per token) takes the time of, for the rows that it has. Its tiles
+# have 64, 128 or twice 128 rows, and a partly filled tile takes longer than a full one. From aiconfigurator 0.12's tables
+# of vLLM 0.24, layers of Llama-3.1-8B: 2.8, 3.6, 2.9, 3.8, 3.3 ms for 16, 17, 64, 65, 128 rows, 5.6 and 4.3 for 129 and
+# 256, 9.4 and 6.6 for 257 and 512. With 0.6 of the peak rate and 0.3 of the shorter of reads and GEMMs not hidden, one
+# list serves the H200 and the H100 (3.4, 3.8, 3.5, 4.1, 3.9, 5.8, 4.8, 8.9, 7.0 ms)
+EIGHT_BIT_ROWS = {
+    1: 1, 16: 16, 17: 191, 32: 167, 48: 121, 64: 113, 65: 207, 80: 182, 96: 171, 128: 166,
+    129: 364, 160: 337, 192: 292, 224: 262, 256: 257,
+}  # fmt: skip
+# beyond 256 rows: tiles of this many, of which the last one, with one row, takes this many rows' time more than a full
+# one (157 to 470 rows over 16 sizes of both cards), and with three quarters filled takes no longer
+EIGHT_BIT_TILE, ALMOST_EMPTY_ROWS = 256, 280
+GRAPH_STEP = 8  # vLLM's CUDA graphs pad decode steps to multiples of 8 sequences
 
 
 # kernels that unpack weights during the multiplication (Marlin and similar) reach this fraction of a 16-bit GEMM's
@@ -48,10 +57,8 @@ class WeightTimes:
         self.experts, self.ranks = shape.experts, ranks
         self.loss, self.expert_loss = c["overlap_loss"], c.get("expert_overlap", c["overlap_loss"])
         self.spread = c.get("expert_spread", 1.0)
-        self.dense_s = self._few_rows_s = shape.dense_read_bytes / bandwidth
+        self.dense_s = shape.dense_read_bytes / bandwidth
         self._tiled = gpu.generation == "hopper" and shape.activation_quantization_bytes > 0
-        if self._tiled:
-            self._few_rows_s = max(self.dense_s, shape.dense_read_bytes / FEW_ROWS_BYTES_PER_S)
         self.all_experts_s = shape.expert_bytes / (bandwidth * c.get("expert_bandwidth", 1.0))
         self.sample_s = shape.lm_head_flops / (gpu.flops_per_s(shape.dtype) * share)
         self.dense_token_s = shape.activation_quantization_bytes / bandwidth
@@ -94,25 +101,26 @@ class WeightTimes:
 
     def read_s(self, tokens: float) -> float:
         """Seconds of reading all weights for a step with `tokens` tokens per replica."""
-        return self.dense_read_s(tokens) + self.all_experts_s * self.touched_share(tokens * self.ranks)
-
-    def dense_read_s(self, tokens: float) -> float:
-        """Seconds of reading the dense matrices for `tokens` tokens."""
-        return self._few_rows_s if tokens in FEW_ROWS else self.dense_s
+        return self.dense_s + self.all_experts_s * self.touched_share(tokens * self.ranks)
 
     def rows(self, tokens: float) -> float:
-        """Rows that the dense GEMMs process for `tokens` tokens, with tile padding."""
-        if not self._tiled or tokens <= EIGHT_BIT_TILE:
+        """Rows whose time the dense GEMMs take for `tokens` tokens, partly filled tiles included."""
+        if not self._tiled:
             return tokens
-        return -(-tokens // EIGHT_BIT_TILE) * EIGHT_BIT_TILE
+        if tokens <= EIGHT_BIT_TILE:
+            padded = tokens if tokens <= GRAPH_STEP else -(-tokens // GRAPH_STEP) * GRAPH_STEP
+            return float(np.interp(padded, list(EIGHT_BIT_ROWS), list(EIGHT_BIT_ROWS.values())))
+        full = -(-tokens // EIGHT_BIT_TILE) * EIGHT_BIT_TILE
+        filled = 1 - (full - tokens) / EIGHT_BIT_TILE
+        return full + ALMOST_EMPTY_ROWS * max(0.0, 1 - filled / 0.75)
 
     def multiply_s(self, tokens: float, samples: float = 0) -> float:
-        """Seconds of GEMMs: the layers for `tokens` tokens per replica, and the LM head for `samples` tokens."""
-        dense = self.rows(tokens) * self.dense_token_s
+        """Seconds of GEMMs at full tiles: the layers for `tokens` tokens per replica, the LM head for `samples`."""
+        dense = tokens * self.dense_token_s
         return dense + tokens * self.ranks * self.expert_token_s + samples * self.sample_s
 
     def step_s(self, tokens: float, samples: float, routed_tokens: float | None = None) -> float:
         """Seconds of reads and GEMMs of a step. routed_tokens None: every replica has `tokens`."""
         multiply = self.rows(tokens) * self.dense_token_s + samples * self.sample_s
-        dense = blend(self.dense_read_s(tokens), multiply, self.loss)
+        dense = blend(self.dense_s, multiply, self.loss)
         return dense + self.experts_s(tokens * self.ranks if routed_tokens is None else routed_tokens)
