@@ -41,7 +41,7 @@ latest/h200-qwen2.5-7b                vllm  open    3  29.0   1  22.7   1   7.4 
 latest/h200-qwen2.5-7b                hf    C=1     9   6.3   7   6.3   9  23.0   9  23.0   9  14.3   9  14.1   9
 latest/h200-qwen2.5-7b                hf    C>1     6  13.7   6  15.7   6  14.3   6  16.6   6   7.0   6  12.8   6
 latest/h200-qwen2.5-7b-fp8            vllm  C=1     2   1.5   2   1.1   2   1.5   1   1.5   1   1.0   2   1.1   2
-latest/h200-qwen2.5-7b-fp8            vllm  C>1    13   7.7  12   8.3  11   3.4  12   1.7  12   3.3  12   1.4  13
+latest/h200-qwen2.5-7b-fp8            vllm  C>1    13   7.7  12   8.3  11   3.4  12   1.7  10   3.3  12   1.4  13
 latest/h200-qwen3-8b                  vllm  C=1     2  26.3   1  25.9   1   0.6   2   0.6   2   0.4   2   0.4   2
 latest/h200-qwen3-8b                  vllm  C>1     8  20.4   4  22.1   5   2.0   8   0.9   8   1.8   8   0.6   8
 latest/h200-qwen3-8b                  vllm  again   5  35.3   1  32.0   2   2.3   4   1.1   5   1.6   5   0.5   5

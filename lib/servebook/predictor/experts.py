@@ -19,9 +19,9 @@ import numpy as np
 from ..hardware.catalog import Gpu
 from ..model.shape import LINEAR, ModelShape
 
-# Rows that an 8-bit GEMM (CUTLASS on Hopper, one scale per token) takes the time of, for the rows that it has. Its tiles
-# have 64, 128 or twice 128 rows, and a partly filled tile takes longer than a full one. From aiconfigurator 0.12's tables
-# of vLLM 0.24, layers of Llama-3.1-8B: 2.8, 3.6, 2.9, 3.8, 3.3 ms for 16, 17, 64, 65, 128 rows, 5.6 and 4.3 for 129 and
+# Rows whose time an 8-bit GEMM takes (CUTLASS on Hopper, one scale per token), for the rows that it has. Its tiles have
+# 64, 128 or twice 128 rows, and a partly filled tile takes longer than a full one. From aiconfigurator 0.12's tables of
+# vLLM 0.24, layers of Llama-3.1-8B: 2.8, 3.6, 2.9, 3.8, 3.3 ms for 16, 17, 64, 65, 128 rows, 5.6 and 4.3 for 129 and
 # 256, 9.4 and 6.6 for 257 and 512. With 0.6 of the peak rate and 0.3 of the shorter of reads and GEMMs not hidden, one
 # list serves the H200 and the H100 (3.4, 3.8, 3.5, 4.1, 3.9, 5.8, 4.8, 8.9, 7.0 ms)
 EIGHT_BIT_ROWS = {

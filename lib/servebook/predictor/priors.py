@@ -289,7 +289,7 @@ def expert_priors(shape: ModelShape, layout: Layout = ALONE) -> dict[str, Prior]
         "expert_bandwidth": Prior(0.96, 0.06, 0.5, 1.1, "relative to dense matrices' bandwidth, all experts read"),
         "expert_matmul": Prior(matmul, 0.15 * matmul, 0.1, 1.2, rows),
         "expert_overlap": Prior(0.5, 0.15, 0.0, 1.0, "part of the shorter of experts' reads and GEMMs not hidden"),
-        # learned from Qwen3-30B-A3B on three H200 hosts, whose steps of about 900 tokens fit 0.9, 0.9 and 0.7 ms a layer
+        # learned from Qwen3-30B-A3B on three H200 hosts: their steps of about 900 tokens fit 0.9, 0.9, 0.7 ms a layer
         "expert_launch_s": Prior(0.0008, 0.0003, 0.0, 0.005, "routing and grouped kernels launched one by one", "s"),
         "expert_spread": Prior(1.0, 0.08, 0.2, 1.0, uniform),
         **({"replica_sync_s": Prior(0.0015, 0.0007, 0.0, 0.02, sync, "s")} if layout.data > 1 else {}),
