@@ -8,11 +8,13 @@ import pytest
 from servebook.config.params import ModelParams, VllmEngine
 from servebook.hardware import catalog as hardware
 from servebook.model import reader as model
-from servebook.predictor.api_server import LEAST_SHARE, ApiLoop
+from servebook.predictor.api_server import MERGED, ApiLoop, Outputs
 from servebook.predictor.attention import FP8_KV_ELEMENTS_PER_S, HOPPER_KV_SHARE, kv_bytes_per_s
 from servebook.predictor.parallel import Layout
 from servebook.predictor.priors import vllm_priors
+from servebook.predictor.scheduler import Request
 from servebook.predictor.server_limits import server
+from servebook.predictor.simulated_clients import Prompt, SimulatedClients, Traffic
 from servebook.predictor.steptime import VllmTimes
 
 CARDS = hardware.catalog()
@@ -90,16 +92,55 @@ def test_all_reduces_take_one_shot_two_or_the_ring_by_size():
     assert eight.all_reduce_s(H200, 64 << 20) == pytest.approx(10e-6 + 1.75 * (64 << 20) / (1.25 * rate))
 
 
+class Core:
+    """An API server's core: 0.1 ms an event, 1 ms a request."""
+
+    event_s = 1e-4
+
+    def frontend(self, prompt_tokens):
+        return 0.001
+
+    frontend_busy = frontend
+
+    def first_event(self, prompt_tokens):
+        return 0.0
+
+    later_busy = first_event
+
+
+def api_loop(times, arrivals=(1e6,), text=False):
+    return ApiLoop(times, SimulatedClients(Traffic([Prompt(16, 4)], arrivals_s=arrivals, text=text)))
+
+
+def lateness(tokens, every, steps, series=False):
+    """How late each step's first tokens are sent."""
+    loop = api_loop(Core())
+    firsts = [Request(k, 16, 4) for k in range(steps)]
+    if series:
+        loop.put(Outputs(0.0, tokens, every=every, steps=steps - 1))
+    for k in range(steps - 1 if series else 0, steps):
+        loop.put(Outputs(every * k, tokens, [firsts[k]]))
+    loop.run(100.0, idle=False)
+    return [r.first_s - every * k for k, r in enumerate(firsts) if r.first_s >= 0]
+
+
 def test_a_saturated_api_server_merges_small_steps_and_falls_behind_large_ones():
-    small, large = ApiLoop(1e-4), ApiLoop(1e-4)
     # 100 tokens take 10 ms, 200 tokens 20 ms, and a step comes every 5 ms
-    late = [small.events(100, 0.005 * k) - 0.005 * k for k in range(50)]
-    assert max(late) == pytest.approx(0.010 + 0.005)  # a turn behind at most
-    late = [large.events(200, 0.005 * k) - 0.005 * k for k in range(50)]
-    assert late[-1] == pytest.approx(49 * 0.015 + 0.010)  # each step adds what it takes longer than a step
-    skipped = ApiLoop(1e-4)
-    skipped.behind(49, 200, 0.0)
-    assert skipped.events(200, 0.005 * 49) - 0.005 * 49 == pytest.approx(late[-1])
+    turn = 0.010 * (1 - MERGED) / (1 - MERGED * 0.010 / 0.005)  # with what merged tokens take
+    assert max(lateness(100, 0.005, 50)) < 2 * turn + 0.001
+    late = lateness(200, 0.005, 50)
+    assert late[-1] == pytest.approx(49 * 0.015 + 0.020)  # each step adds what it takes longer than a step
+    assert lateness(200, 0.005, 50, series=True)[-1] == pytest.approx(late[-1])
+    assert lateness(200, 0.030, 50)[-1] == pytest.approx(0.020)
+
+
+def test_the_loop_yields_between_chunks_of_a_step():
+    loop = api_loop(Core(), arrivals=[0.001])
+    loop.put(Outputs(0.0, 300))
+    loop.run(1.0, idle=False)
+    ((ready, _, _),) = loop.ready
+    # turns of 128, 128 and 44 events, the first of which has begun when the request comes; then it is alone
+    assert ready == pytest.approx(0.030 + 0.001)
 
 
 def test_experts_are_launched_one_by_one_only_beyond_the_graphs():
@@ -113,29 +154,28 @@ def test_experts_are_launched_one_by_one_only_beyond_the_graphs():
     assert within == pytest.approx(0.37 * dense * 11 / 16)
 
 
-def test_events_leave_the_api_server_less_time_for_requests():
-    free, busy = ApiLoop(5e-5), ApiLoop(5e-5)
-    for step in range(4):
-        free.events(2, 0.01 * step)
-        busy.events(100, 0.01 * step)  # 5 of 10 ms
-    assert free.share(0.031) == pytest.approx(0.99) and busy.share(0.031) == pytest.approx(0.5)
-    assert busy.share(1.0) > 0.99  # nothing has come for a second
-    saturated = ApiLoop(5e-5)
-    for step in range(4):
-        saturated.events(400, 0.01 * step)
-    assert saturated.share(0.031) == LEAST_SHARE
+def test_new_connections_are_accepted_one_in_a_turn():
+    # 100 tokens every 5 ms keep the loop busy; our own client's connections are open, another tool's are not
+    ready = {}
+    for text in (False, True):
+        loop = api_loop(Core(), text=text)
+        loop.due[:] = [(0.0, k, Request(k, 16, 4)) for k in range(10)]
+        for k in range(200):
+            loop.put(Outputs(0.005 * k, 100))
+        loop.run(1.0, idle=False)
+        ready[text] = sorted(at for at, _, _ in loop.ready)
+    assert ready[False][9] - ready[False][0] < 0.002
+    assert ready[True][9] - ready[True][0] > 9 * 0.010
 
 
 def test_few_tokens_do_not_overtake_the_backlog_of_many():
-    """However a run ends, its clients receive no more tokens a second than one core can send."""
-    loop = ApiLoop(5e-5)
+    """However a run ends, its tokens are sent in order."""
+    loop, last = api_loop(Core()), Request(0, 16, 4)
     for step in range(4):
-        loop.events(400, 0.001 * step)
-    assert loop.events(10, 0.005) == pytest.approx(4 * 400 * 5e-5 + 5 * 5e-5)  # merged with what waits, not before it
-    assert loop.events(10, 0.2) == pytest.approx(0.2 + 5 * 5e-5)
-    skipped = ApiLoop(5e-5)
-    skipped.behind(4, 400, 0.0)
-    assert skipped.events(10, 0.005) == pytest.approx(4 * 400 * 5e-5 + 5 * 5e-5)
+        loop.put(Outputs(0.001 * step, 400))
+    loop.put(Outputs(0.005, 10, [last]))
+    loop.run(1.0, idle=False)
+    assert last.first_s == pytest.approx(0.160 + 0.001)
 
 
 def test_a_board_with_few_watts_sustains_less_of_its_peak():

@@ -11,14 +11,16 @@ import math
 from collections import deque
 from typing import Any, Protocol
 
-from .api_server import ApiLoop
+from .api_server import ApiLoop, Outputs, RequestTimes
 from .power import Power
-from .scheduler import Request, Scheduler, SchedulerConfig, Step
-from .simulated_clients import TOKENIZE_S, SimulatedClients, Traffic
+from .scheduler import Scheduler, SchedulerConfig, Step
+from .simulated_clients import SimulatedClients, Traffic
 from .simulation_result import Gauge, LogEntry, Result
 
+LAST = 4  # steps of a series that are handed on one by one
 
-class StepTimes(Protocol):
+
+class StepTimes(RequestTimes, Protocol):
     """The step-time model that the engine loop needs (seconds)."""
 
     def decode(self, decodes: int, kv_tokens: int) -> tuple[float, float]:
@@ -39,17 +41,6 @@ class StepTimes(Protocol):
     def launch(self, tokens: int, idle: bool) -> float:
         """Host seconds to launch a step that prefills, with `tokens` tokens in all; they block the engine. idle:
         the engine had waited for a request before."""
-
-    event_s: float  # time of the API server per token event
-
-    def frontend(self, prompt_tokens: int) -> float:
-        """Time before a request reaches the engine: HTTP, JSON, tokenizing, hashing."""
-
-    def frontend_busy(self, prompt_tokens: int) -> float:
-        """The part of frontend() that the API server does for one request at a time."""
-
-    def first_event(self, prompt_tokens: int) -> float:
-        """Delay of the first token's event."""
 
 
 def _result(clients: SimulatedClients, wall_s: float, gauge: Gauge, **more: Any) -> Result:
@@ -77,13 +68,10 @@ class _Engine:
     def __init__(self, config: SchedulerConfig, times: StepTimes, load: Traffic, skip: bool, log: bool) -> None:
         self.times, self.load, self.skip = times, load, skip
         self.clients, self.scheduler, self.depth = SimulatedClients(load), Scheduler(config), config.depth
-        self.api, self.power = ApiLoop(times.event_s), Power()
-        self.tokenize_s = TOKENIZE_S if load.text else 0.0
+        self.api, self.power = ApiLoop(times, self.clients), Power()
         self.block_size, self.kv_blocks = config.block_size, config.kv_blocks
         self.queue: deque[tuple[Step, float]] = deque()  # launched steps and when each ends
-        self.ready: list[tuple[float, int, Request]] = []  # requests past the front end
-        self.waited: set[int] = set()  # ids of requests that already waited for the API server's loop
-        self.now = self.gpu_free = self.frontend_free = 0.0
+        self.now = self.gpu_free = 0.0
         self.idle = True  # the engine waited for a request
         self.gauge = Gauge()
         self.log: list[LogEntry] | None = [] if log else None
@@ -92,6 +80,8 @@ class _Engine:
         clients, scheduler, queue, limit = self.clients, self.scheduler, self.queue, self.load.max_seconds
         while not clients.over and self.now <= limit:
             self._take_in()
+            if clients.over:
+                break
             if scheduler.has_work:
                 if self.skip and self._decode_on():
                     continue
@@ -99,44 +89,29 @@ class _Engine:
                 if len(queue) < self.depth:
                     continue
             elif not queue:
-                self.now = self.ready[0][0] if self.ready else math.inf
+                self.now = self.api.ready[0][0] if self.api.ready else math.inf
                 self.idle = True
                 continue
             self._fetch(*queue.popleft())
-        wall_s = min(self.now, limit)
+        wall_s = min(max(self.now, clients.last_s), limit)
         return _result(clients, wall_s, self.gauge, preemptions=scheduler.preemptions, log=self.log or [])
 
     def _take_in(self) -> None:
-        """Pass sent requests through the front end (mostly in parallel), and ready ones to the scheduler."""
-        due, ready, now = self.clients.due, self.ready, self.now
-        while due and (max(due[0][0], self.frontend_free) <= now or not ready):
-            sent, _, r = heapq.heappop(due)
-            self.clients.taken(r)
+        """Let the API server work up to now, and pass the requests that have reached the engine to the scheduler."""
+        self.api.run(self.now, idle=not self.scheduler.has_work and not self.queue)
+        ready = self.api.ready
+        while ready and ready[0][0] <= self.now:
+            r = heapq.heappop(ready)[2]
             if -(-(r.prompt_tokens + r.output_tokens - 1) // self.block_size) > self.kv_blocks:
                 raise ValueError("a request needs more KV blocks than the pool has")
-            busy = self.times.frontend_busy(r.prompt_tokens)
-            taken = (busy + self.tokenize_s * r.prompt_tokens) / self.api.share(now)
-            self.frontend_free = max(self.frontend_free, sent) + taken
-            r.ready_s = self.frontend_free + self.times.frontend(r.prompt_tokens) - busy
-            heapq.heappush(ready, (r.ready_s, r.id, r))
-        while ready and ready[0][0] <= now:
-            r = heapq.heappop(ready)[2]
-            if r.id not in self.waited and (wait := self.api.wait(r.sent_s)):
-                self.waited.add(r.id)
-                r.ready_s += wait
-                heapq.heappush(ready, (r.ready_s, r.id, r))
-            else:
-                self.waited.discard(r.id)
-                self.scheduler.add(r)
+            self.scheduler.add(r)
 
     def _decode_on(self) -> bool:
         """Advance over several equal decode-only steps at once; False if at most one is possible."""
         scheduler, times, depth = self.scheduler, self.times, self.depth
         if (steady := scheduler.steady_steps()) <= 1:
             return False
-        upcoming = self.ready[0][0] if self.ready else math.inf
-        if self.clients.due:  # not ready before it is sent and the front end is free
-            upcoming = min(upcoming, max(self.clients.due[0][0], self.frontend_free))
+        upcoming = self.api.quiet_until()
         n, kv = scheduler.decodes, scheduler.kv_tokens()
         a, b = times.decode(n, kv)
         prepare = times.prepare_s + n * times.engine_sequence_s
@@ -146,19 +121,26 @@ class _Engine:
         if steps <= 1:
             return False
         scheduler.skip(steps)
-        self.clients.received += n * steps
         self.gpu_free = start + _sum(steps, first, grow)
         self.now = start + _sum(steps - 1, first, grow) if depth == 2 else self.gpu_free
         self.power.step(times.decode_draw(n, kv, first), start, self.gpu_free)
         if self.log is not None:
             self.log.append(LogEntry(steps, n, kv + n * (steps - 1) / 2, (), self.gpu_free))
-        if (earlier := steps - 4) > 0 and n * times.event_s > first:
-            self.api.behind(earlier, n, start)
-        for back in range(min(steps, 4) - 1, -1, -1):  # enough to see whether the API server keeps up
-            self.api.events(n, self.now - back * (first + grow * (steps - 1)))
+        self._put_series(steps, n, start, first, grow)
         if depth == 2:
             self.queue[0] = (scheduler.inflight[0], self.gpu_free)
         return True
+
+    def _put_series(self, steps: int, tokens: int, start: float, first: float, grow: float) -> None:
+        """Hand the tokens of equal steps to the API server. A request may come during the last few, so that these have
+        their own times; those before are taken as evenly spaced."""
+        k = 0 if self.depth == 2 else 1  # with two batches the one that was launched before is fetched first
+        if (before := steps - LAST) > 1:
+            begin, end = (start + _sum(n, first, grow) for n in (k, k + before - 1))
+            self.api.put(Outputs(begin, tokens, every=(end - begin) / (before - 1), steps=before))
+            k, steps = k + before, LAST
+        for n in range(k, k + steps):
+            self.api.put(Outputs(start + _sum(n, first, grow), tokens))
 
     def _launch(self, step: Step) -> tuple[Step, float]:
         """Prepare and launch a step; return it with the time at which the GPU finishes it."""
@@ -193,13 +175,10 @@ class _Engine:
         """Wait for a step's tokens and send them to the clients."""
         self.now = max(self.now, end)
         tokens = step.decodes + sum(s for _, _, _, s in step.chunks)
-        self.clients.received += tokens
-        received = self.api.events(tokens, self.now)
-        for r, _, _, samples in step.chunks:
-            if samples and r.first_s < 0:
-                r.first_s = received + self.times.first_event(r.prompt_tokens)
-        for r in self.scheduler.update(step):
-            self.clients.done(r, max(received, r.first_s))
+        first = [r for r, _, _, samples in step.chunks if samples and r.first_s < 0]
+        last = self.scheduler.update(step)
+        if tokens:
+            self.api.put(Outputs(self.now, tokens, first, last))
         self.gauge.note(self.now, len(self.scheduler.running), len(self.scheduler.waiting))
 
 

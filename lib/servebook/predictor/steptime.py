@@ -33,10 +33,15 @@ from .scheduler import Step
 # share of the front end's time per prompt token that is spent after the engine's first token: on the H200 run of
 # 2026-11-29 the first event of a 16,384-token prompt was 13 ms late and the second token followed at once
 FIRST_EVENT_SHARE = 0.6
-# share of the front end's fixed time per request that is serialized; the rest is hand-over between tasks and processes,
-# which overlaps. On the H200's first run and its repeat 17 of 20 requests sent within 1 ms of the first of a burst were
-# scheduled in the same step as that one
+# share of the front end's fixed time per request that takes the API server's core; the rest is hand-over between tasks
+# and processes, which overlaps. On an H200 the first token of 128 requests sent at once came after 0.128 s: with 1.5 µs
+# a prompt token, 0.1 of 4 ms gives 0.114 s. Bounds: 0.05 to 0.2
 FRONTEND_BUSY_SHARE = 0.1
+# seconds of the API server's core for a request, and for each of its prompt tokens, besides its events and the front
+# end: in all a request takes 1.4 ms and 2.8 µs a token (prompts as token ids), from the CPU time of the server's main
+# thread on an H200's host with vLLM 0.26 at 82 and 315 requests/s of 2 output tokens (bounds: 0.5 to 2 ms, 0 to 2 µs).
+# It is spent after the first token: requests that end together, four in each step of 5.9 ms, delayed nothing
+LATER_S, LATER_TOKEN_S = 0.0010, 1.3e-6
 # share of the host's time per step during which the GPU is idle with synchronous scheduling; the rest overlaps with the
 # GPU's work. On an H200 with vLLM 0.26, engine without a server: a 0.5B model's steps take 2.35 ms of
 # the host's time, and Llama-3.1-8B's are 1.66 ms longer without asynchronous scheduling
@@ -128,6 +133,8 @@ class VllmTimes(_Model):
         self.decode_loss = constants.get("decode_capped_loss", 0.0)
         self.capped_loss = constants.get("capped_loss", 0.0)
         self.event_s = constants.get("frontend_event_s", 0.0)
+        slowness = constants.get("host_slowness", 1.0) if self.event_s else 0.0  # on a CPU all is part of host_s
+        self.later_s, self.later_token_s = slowness * LATER_S, slowness * LATER_TOKEN_S
         self.mixed_token_s = self.attention.mixed_token_s
         self._decode: dict[int, float] = {}
 
@@ -136,8 +143,12 @@ class VllmTimes(_Model):
         return super().frontend(prompt_tokens) - self.first_event(prompt_tokens)
 
     def frontend_busy(self, prompt_tokens: int) -> float:
-        """Seconds of frontend() that occupy the API server exclusively."""
+        """Seconds of frontend() that take the API server's core."""
         return self.frontend(prompt_tokens) - (1 - FRONTEND_BUSY_SHARE) * self.frontend_request_s
+
+    def later_busy(self, prompt_tokens: int) -> float:
+        """Seconds of the API server's core for a request after its first token, besides its events."""
+        return self.later_s + self.later_token_s * prompt_tokens
 
     def first_event(self, prompt_tokens: int) -> float:
         """Delay of the first token's event in seconds. It lengthens TTFT and shortens TPOT."""
