@@ -22,29 +22,29 @@ _spec.loader.exec_module(bench)
 
 # Rows as `python benchmarks/bench_predictor.py --quick` prints them: run, engine, group, points, and of TTFT, TPOT and
 # output tokens/s the mean absolute error (%) and the points inside the 80 % interval, as frozen and of the predictor of
-# 2026-11-30. That one has learned from all of them; what the latest runs were told in ink is blind.
+# 2026-12-01. That one has learned from all of them; what the latest runs were told in ink is blind.
 TABLE = """
-earlier/h200-qwen2.5-7b               vllm  C=1     9   9.6   6   5.8   9   4.6   7   1.0   8   2.9   7   1.7   8
-earlier/h200-qwen2.5-7b               vllm  C>1    13   8.3  11   5.4  13   3.8  11   2.2   9   2.0  13   1.5  10
-earlier/h200-qwen2.5-7b               vllm  open    3  49.2   0  25.9   2  28.3   0  11.5   3  17.2   1   1.1   2
+earlier/h200-qwen2.5-7b               vllm  C=1     9   9.6   6   5.6   9   4.6   7   1.0   8   2.9   7   1.6   8
+earlier/h200-qwen2.5-7b               vllm  C>1    13   8.3  11   9.1  10   3.8  11   1.7  10   2.0  13   1.6   9
+earlier/h200-qwen2.5-7b               vllm  open    3  49.2   0  19.7   2  28.3   0  13.5   2  17.2   1   1.1   2
 earlier/h200-qwen2.5-7b               hf    C=1     9  12.3   4  12.5   4  11.0   3  10.7   9  10.4   3  10.1   9
 earlier/h200-qwen2.5-7b               hf    C>1     6  14.3   1  14.0   6  12.8   1  12.4   6  13.5   1  12.9   6
-earlier/h200-qwen2.5-7b-fp8           vllm  C=1     2   1.5   2   3.0   2   1.1   2   1.2   1   1.0   2   1.2   2
-earlier/h200-qwen2.5-7b-fp8           vllm  C>1    13  14.3  10   9.3  10   3.2  10   2.5   8   3.1  11   1.7  11
-earlier/h200-qwen2.5-7b-repeat        vllm  C>1     5   8.5   5   6.6   5   2.7   5   2.1   4   1.6   5   1.0   5
-earlier/h200-qwen3-8b                 vllm  C=1     2   3.9   2   2.2   2   0.3   2   0.3   2   0.1   2   0.0   2
-earlier/h200-qwen3-8b                 vllm  C>1     8  23.4   7  21.3   7   3.4   6   1.0   8   3.5   6   2.0   7
-earlier/h200-qwen3-8b                 vllm  again   5  26.4   3  32.1   3   2.4   5   1.5   4   3.7   4   0.5   5
-latest/h200-qwen2.5-7b                vllm  C=1     9   4.9   9   4.0   9   0.6   9   0.5   9   1.5   9   1.4   9
-latest/h200-qwen2.5-7b                vllm  C>1    13   6.6  13   9.7  11   1.6  13   1.5  10   1.4  13   1.5  10
-latest/h200-qwen2.5-7b                vllm  open    3  29.0   1  22.7   1   7.4   3  11.8   3   4.0   2   4.5   1
+earlier/h200-qwen2.5-7b-fp8           vllm  C=1     2   1.5   2   3.7   2   1.1   2   1.2   1   1.0   2   1.2   2
+earlier/h200-qwen2.5-7b-fp8           vllm  C>1    13  14.3  10   7.4  12   3.2  10   2.0   9   3.1  11   1.7  11
+earlier/h200-qwen2.5-7b-repeat        vllm  C>1     5   8.5   5   8.2   5   2.7   5   2.1   4   1.6   5   1.1   4
+earlier/h200-qwen3-8b                 vllm  C=1     2   3.9   2   0.2   2   0.3   2   0.3   2   0.1   2   0.0   2
+earlier/h200-qwen3-8b                 vllm  C>1     8  23.4   7  17.4   6   3.4   6   1.2   7   3.5   6   2.1   7
+earlier/h200-qwen3-8b                 vllm  again   5  26.4   3  25.4   2   2.4   5   1.4   4   3.7   4   0.5   5
+latest/h200-qwen2.5-7b                vllm  C=1     9   4.9   9   4.3   9   0.6   9   0.6   9   1.5   9   1.4   9
+latest/h200-qwen2.5-7b                vllm  C>1    13   6.6  13   6.9  12   1.6  13   1.1  11   1.4  13   1.4  12
+latest/h200-qwen2.5-7b                vllm  open    3  29.0   1  14.7   1   7.4   3   8.9   2   4.0   2   5.4   1
 latest/h200-qwen2.5-7b                hf    C=1     9   6.3   7   6.3   9  23.0   9  23.0   9  14.3   9  14.1   9
 latest/h200-qwen2.5-7b                hf    C>1     6  13.7   6  15.7   6  14.3   6  16.6   6   7.0   6  12.8   6
-latest/h200-qwen2.5-7b-fp8            vllm  C=1     2   1.5   2   1.1   2   1.5   1   1.5   1   1.0   2   1.1   2
-latest/h200-qwen2.5-7b-fp8            vllm  C>1    13   7.7  12   8.3  11   3.4  12   1.7  10   3.3  12   1.4  13
-latest/h200-qwen3-8b                  vllm  C=1     2  26.3   1  25.9   1   0.6   2   0.6   2   0.4   2   0.4   2
-latest/h200-qwen3-8b                  vllm  C>1     8  20.4   4  22.1   5   2.0   8   0.9   8   1.8   8   0.6   8
-latest/h200-qwen3-8b                  vllm  again   5  35.3   1  32.0   2   2.3   4   1.1   5   1.6   5   0.5   5
+latest/h200-qwen2.5-7b-fp8            vllm  C=1     2   1.5   2   1.7   2   1.5   1   1.5   1   1.0   2   1.1   2
+latest/h200-qwen2.5-7b-fp8            vllm  C>1    13   7.7  12   6.8  12   3.4  12   1.3  11   3.3  12   1.5  13
+latest/h200-qwen3-8b                  vllm  C=1     2  26.3   1  25.5   1   0.6   2   0.6   2   0.4   2   0.4   2
+latest/h200-qwen3-8b                  vllm  C>1     8  20.4   4   7.0   8   2.0   8   0.9   8   1.8   8   0.8   8
+latest/h200-qwen3-8b                  vllm  again   5  35.3   1  19.8   4   2.3   4   0.6   5   1.6   5   0.8   4
 """
 # sha256 of predictions.json as it was written before it was packed, and of the datasheet's entry in it, which stands in
 # commit f34ed35, older than any point of these runs
