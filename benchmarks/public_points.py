@@ -226,8 +226,9 @@ def facts_of(row: Row) -> dict[str, Any]:
         facts["sampling"] = c["sampling"]
     if c.get("vllm"):
         facts["version"] = c["vllm"]
-    if c.get("async_scheduling"):
-        facts["async_scheduling"] = _true(c["async_scheduling"])
+    for name in ("async_scheduling", "peer_access"):
+        if c.get(name):
+            facts[name] = _true(c[name])
     return facts
 
 

@@ -16,7 +16,7 @@ FACT_KEYS = (
     "kind", "name", "url", "pid", "version", "model", "attention_backend", "kv_cache_tokens", "kv_cache_gib",
     "max_num_batched_tokens", "max_num_seqs", "max_model_len", "prefix_caching", "chunked_prefill", "async_scheduling",
     "cuda_graphs", "cuda_graph_gib", "weights_gib", "activation_gib", "startup_s", "flags", "block_size", "dtype",
-    "device", "threads", "quantization", "kv_cache_dtype", "executor", "sampler",
+    "device", "threads", "quantization", "kv_cache_dtype", "executor", "sampler", "peer_access",
 )  # fmt: skip
 
 MOST = 1 << 50  # a petabyte, or tokens: more is a slip
@@ -103,6 +103,8 @@ def from_log(text: str) -> dict[str, Any]:
     facts["attention_backend"] = _attention(text)
     facts["cuda_graphs"] = _cuda_graphs(text)
     facts["async_scheduling"] = _async_scheduling(text)
+    if re.search(r"[Cc]ustom allreduce is disabled because your platform lacks GPU P2P", text):
+        facts["peer_access"] = False
     found = re.findall(r"max_seq_len=(\d+)", text) or re.findall(r"Using max model len (\d+)", text)
     facts["max_model_len"] = int(found[-1]) if found else None
     return facts

@@ -47,6 +47,7 @@ class Gpu:
     memory_sold_gb: float | None = None
     nvlink_gb_per_s: float | None = None  # to the other GPUs of its machine, one direction; None: no NVLink
     pcie_gb_per_s: float = 32  # one direction; 4th generation, 16 lanes
+    peer_access: bool = True  # without NVLink: whether its peers can read its memory; if not, data go through the host
     board_power_w: float | None = None  # the board's cap, where it holds large GEMMs down (see priors)
     generation: str = "unknown"
     attention_backend: str = "unknown"  # vLLM's default on it: FLASH_ATTN_2, FLASH_ATTN_3, FLASHINFER, TRITON_ATTN, CPU
@@ -91,6 +92,11 @@ class Gpu:
         return (self.nvlink_gb_per_s or self.pcie_gb_per_s) * 1e9
 
     @property
+    def through_host(self) -> bool:
+        """Whether data for its peers go through the host's memory."""
+        return not (self.nvlink_gb_per_s or self.peer_access or self.is_cpu)
+
+    @property
     def memory_bytes(self) -> int:
         """Memory as the driver reports it."""
         return int(self.memory_gib * GIB)
@@ -112,6 +118,7 @@ class Entry(Strict):
     memory_gib: Positive
     nvlink_gb_per_s: Positive | None = None
     pcie_gb_per_s: Positive = 32
+    peer_access: bool = True
     board_power_w: Positive | None = None
     generation: Generation
     attention_backend: Literal["FLASH_ATTN_2", "FLASH_ATTN_3", "FLASHINFER", "TRITON_ATTN", "ROCM_ATTN"]

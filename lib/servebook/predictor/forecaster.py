@@ -212,7 +212,7 @@ def forecaster(
 
     own = [p for p in measured if p.engine == name]
     calibration = calibrate(
-        kind, s.shape, gpu, own, facts=known, budget=s.config.max_num_batched_tokens, layout=s.layout,
+        kind, s.shape, s.gpu, own, facts=known, budget=s.config.max_num_batched_tokens, layout=s.layout,
         times=s.times, simulated=simulated,
     )  # fmt: skip
     prompts = frozenset(p.prompt_tokens for p in own) if calibration.stage == "calibrated" else frozenset()

@@ -31,6 +31,13 @@ NVLINK_SHARE = 0.62
 # {ranks: fraction of the link's rate} of NCCL's ring over PCIe with large messages: 0.30, 0.21 and 0.19 on RTX Pro
 # 6000; 0.31 on two L40S, 0.08 and 0.02 on four and eight, which are attached to two CPU sockets
 PCIE_SHARES = {2: 0.31, 4: 0.20, 8: 0.15}
+# Without peer access (GeForce cards; many virtual machines, where vLLM logs "your platform lacks GPU P2P capability")
+# NCCL goes through host memory. Messages for which its tuning model prefers the LL protocol (8-byte stores with flags)
+# then move at LL_BYTES_PER_S: two RTX 2080 Ti over PCIe 3 (nccl-tests, AutoDL) take 12, 17, 25 and 40 µs for 8, 16, 32
+# and 64 KB, and from 128 KB on 20 µs and 0.25 of the link's rate, about as with peer access. NCCL thinks that LL has
+# half the bandwidth and saves LL_SAVES_S between two ranks (src/graph/tuning.cc from 2.12 on: 6.6 + 2 · 1.0 µs, Simple
+# 8.4 + 2 · 5.7), and counts on some 0.7 of the link's rate
+LL_BYTES_PER_S, LL_SAVES_S, LL_COUNTS_ON, SIMPLE_S = 2.3e9, 11.2e-6, 0.7, 8e-6
 RING_SHARE, RING_BASE_S = {2: 0.80, 4: 1.15, 8: 1.25}, 10e-6  # relative to the custom kernel's share of the link
 SEND_S = 10e-6  # latency from one stage to the next (aiconfigurator's p2p_latency)
 
@@ -129,6 +136,9 @@ class Layout:
             return 0.0
         rate, latency = gpu.link_bytes_per_s * (share or self.link_share(gpu)), self.link_latency_s(gpu)
         ring = 2 * (n - 1) / n * size_bytes  # bytes that a rank sends (nccl-tests' bus bandwidth)
+        if gpu.through_host:
+            low_latency = ring <= LL_SAVES_S * LL_COUNTS_ON * gpu.link_bytes_per_s
+            return latency + (ring / LL_BYTES_PER_S if low_latency else SIMPLE_S + ring / rate)
         if not gpu.nvlink_gb_per_s:
             return latency + ring / rate
         step = self._ranks

@@ -95,6 +95,7 @@ def server(
     read = server_flags.with_flags(engine, shape, f"engines.{name}")
     given, shape = read.engine, _as_cached_on(gpu, read.shape)
     known = {**read.facts, **{k: v for k, v in (facts or {}).items() if v is not None}}
+    gpu = replace(gpu, peer_access=bool(known.get("peer_access", gpu.peer_access)))
     layout = Layout(
         given.tensor_parallel_size, given.pipeline_parallel_size, given.data_parallel_size, given.enable_expert_parallel
     )
