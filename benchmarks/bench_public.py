@@ -106,10 +106,13 @@ class Bench:
             return None
 
     def predict(self, row: Row, server: PredictedServer, times: Times, seed: int, most: int) -> dict[str, float]:
-        load = public_points.traffic_of(row, self.untold, seed, most)
-        if isinstance(times, VllmTimes) and (load.concurrency or 2) > 1:
-            times.overlap = 1  # every stage of a pipeline has a group's batch
-        found = figures(server, times, load, row.cells.get("stat") == "p50")
+        found = dict.fromkeys(METRICS, 0.0)
+        for run, weight in public_points.runs_of(row):
+            load = public_points.traffic_of(run, self.untold, seed, most)
+            if isinstance(times, VllmTimes) and (load.concurrency or 2) > 1:
+                times.overlap = 1  # every stage of a pipeline has a group's batch
+            for metric, value in figures(server, times, load, row.cells.get("stat") == "p50").items():
+                found[metric] += weight * value
         found["output"] *= public_points.groups_of(row)
         return found
 

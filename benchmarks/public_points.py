@@ -143,6 +143,15 @@ def take_told(row: Row, known: Mapping[str, Mapping[str, Any]]) -> None:
     row.cells = cells
 
 
+def runs_of(row: Row) -> list[tuple[Row, float]]:
+    """The runs whose mean the row is, with their weights: `run_hit_shares` gives each run's share of cached prompts."""
+    shares = row.cells.get("run_hit_shares", "").split()
+    if not shares:
+        return [(row, 1.0)]
+    each = {s: Row({**row.cells, "hit_share": s}, row.measured) for s in shares}
+    return [(run, shares.count(s) / len(shares)) for s, run in each.items()]
+
+
 def _sum(text: str, cells: Mapping[str, str]) -> str:
     """The cell itself, or the sum of columns and numbers that it gives."""
     if "+" not in text:
