@@ -231,8 +231,9 @@ def facts_of(row: Row) -> dict[str, Any]:
         facts["kv_cache_tokens"] = pool
     if _true(c.get("eager")):
         facts["cuda_graphs"] = False
-    if c.get("sampling"):
-        facts["sampling"] = c["sampling"]
+    for name in ("sampling", "quantization"):
+        if c.get(name):
+            facts[name] = c[name]
     if c.get("vllm"):
         facts["version"] = c["vllm"]
     for name in ("async_scheduling", "peer_access"):

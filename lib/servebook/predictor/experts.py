@@ -18,6 +18,7 @@ import numpy as np
 
 from ..hardware.catalog import Gpu
 from ..model.shape import LINEAR, ModelShape
+from .awq_kernel import WHOLE_FROM, awq_kernel
 
 # Rows whose time an 8-bit GEMM takes (CUTLASS on Hopper, one scale per token), for the rows that it has. Its tiles have
 # 64, 128 or twice 128 rows, and a partly filled tile takes longer than a full one. From aiconfigurator 0.12's tables of
@@ -63,11 +64,17 @@ class WeightTimes:
         self.sample_s = shape.lm_head_flops / (gpu.flops_per_s(shape.dtype) * share)
         self.dense_token_s = shape.activation_quantization_bytes / bandwidth
         self.expert_token_s = 0.0
+        self._awq = awq_kernel(shape, gpu)
+        if self._awq:
+            packed = sum(m.stored_bytes for m in shape.matrices if m.part in LINEAR)
+            self._other_read_s = (shape.dense_read_bytes - packed) / bandwidth
+            self._whole_read_s = self._other_read_s + self._awq.whole_bytes / bandwidth
         for m in shape.matrices:
             if m.part not in LINEAR or not m.multiplies:
                 continue
             seconds = 2 * m.parameters / (gpu.flops_per_s(m.multiplies) * share)
-            if m.stored_bytes < 0.75 * m.parameters * shape.element_bytes and self._unpacks(gpu, m.multiplies):
+            smaller = m.stored_bytes < 0.75 * m.parameters * shape.element_bytes
+            if smaller and not self._awq and self._unpacks(gpu, m.multiplies):
                 seconds /= UNPACKING_SHARE
             if m.part == "experts":
                 # per token of any replica: the share of its experts that this rank holds
@@ -119,8 +126,16 @@ class WeightTimes:
         dense = tokens * self.dense_token_s
         return dense + tokens * self.ranks * self.expert_token_s + samples * self.sample_s
 
+    def _dense_s(self, tokens: float, samples: float) -> float:
+        """Seconds of the dense matrices' reads and GEMMs."""
+        if self._awq and tokens < WHOLE_FROM:
+            return self._awq.step_s(tokens) + blend(self._other_read_s, samples * self.sample_s, self.loss)
+        multiply = self.rows(tokens) * self.dense_token_s + samples * self.sample_s
+        if self._awq:
+            return self._awq.unpack_s + blend(self._whole_read_s, multiply, self.loss)
+        return blend(self.dense_s, multiply, self.loss)
+
     def step_s(self, tokens: float, samples: float, routed_tokens: float | None = None) -> float:
         """Seconds of reads and GEMMs of a step. routed_tokens None: every replica has `tokens`."""
-        multiply = self.rows(tokens) * self.dense_token_s + samples * self.sample_s
-        dense = blend(self.dense_s, multiply, self.loss)
+        dense = self._dense_s(tokens, samples)
         return dense + self.experts_s(tokens * self.ranks if routed_tokens is None else routed_tokens)

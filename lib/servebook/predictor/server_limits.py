@@ -10,7 +10,7 @@ from typing import Any
 from ..config.params import BatchingEngine, Engine, NaiveEngine, VllmEngine
 from ..hardware.catalog import GIB, Gpu
 from ..model.reader import ModelShape
-from . import server_flags
+from . import awq_kernel, server_flags
 from .kv_groups import Pool, pool
 from .parallel import ALONE, Layout
 from .refusal import Refusal
@@ -96,6 +96,8 @@ def server(
     given, shape = read.engine, _as_cached_on(gpu, read.shape)
     known = {**read.facts, **{k: v for k, v in (facts or {}).items() if v is not None}}
     gpu = replace(gpu, peer_access=bool(known.get("peer_access", gpu.peer_access)))
+    if shape.quantization == "awq" and known.get("quantization") == awq_kernel.REQUESTED and not gpu.is_cpu:
+        shape = replace(shape, quantization=awq_kernel.AWQ_GEMM)
     layout = Layout(
         given.tensor_parallel_size, given.pipeline_parallel_size, given.data_parallel_size, given.enable_expert_parallel
     )
