@@ -71,6 +71,12 @@ def test_cpu_log() -> None:
     assert {k: found[k] for k in expected} == expected
 
 
+def test_a_log_tells_of_missing_peer_access() -> None:
+    line = "Custom allreduce is disabled because your platform lacks GPU P2P capability or P2P test failed."
+    assert facts.from_log(line)["peer_access"] is False
+    assert facts.from_log(CUDA)["peer_access"] is None
+
+
 def test_a_log_without_known_lines_reports_nothing() -> None:
     found = facts.from_log("INFO something else entirely\nGPU KV cache size: many tokens\n")
     assert set(found) == set(FACT_KEYS) and not any(v is not None for v in found.values())

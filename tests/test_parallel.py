@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import linear_weights
@@ -65,6 +66,27 @@ MEASURED = {
 @pytest.mark.parametrize(("ranks", "size"), [(n, s) for n, sizes in MEASURED.items() for s in sizes])
 def test_all_reduces_are_near_what_was_measured_on_h200s(ranks, size):
     assert Layout(ranks).all_reduce_s(H200, size) == pytest.approx(MEASURED[ranks][size], rel=0.25)
+
+
+# nccl-tests on two RTX 2080 Ti over PCIe 3 without peer access (AutoDL), seconds
+THROUGH_HOST = {8192: 13.1e-6, 16384: 17.1e-6, 32768: 24.6e-6, 65536: 40.1e-6, 131072: 56.9e-6, 1 << 20: 279.5e-6}
+
+
+@pytest.mark.parametrize("size", THROUGH_HOST)
+def test_all_reduces_through_the_host_are_near_what_was_measured_on_two_2080_ti(size):
+    card = replace(L40S, pcie_gb_per_s=15.75, peer_access=False)
+    assert Layout(2).all_reduce_s(card, size) == pytest.approx(THROUGH_HOST[size], rel=0.25)
+
+
+def test_a_server_that_logged_no_peer_access_talks_through_the_host():
+    engine = run_params(tensor_parallel_size=2).engines["vllm"]
+    card = CARDS["A100-80GB-PCIe"]
+    found = [server_limits.server("vllm", engine, QWEN, card, facts) for facts in ({}, {"peer_access": False})]
+    assert [s.gpu.through_host for s in found] == [False, True]
+    # 10 sequences in the low-latency protocol: 2.3 GB/s instead of 0.31 of 32
+    near, far = (s.layout.all_reduce_s(s.gpu, 10 * 7168) for s in found)
+    assert far - near == pytest.approx(71_680 / 2.3e9 - 71_680 / (0.31 * 32e9))
+    assert CARDS["RTX-4090"].through_host and not CARDS["A100-80GB-SXM"].through_host
 
 
 def test_a_step_talks_twice_a_layer_once_for_the_embedding_and_for_the_logits():

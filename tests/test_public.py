@@ -89,6 +89,13 @@ def test_what_a_source_tells_beside_its_table_is_taken(tmp_path):
     assert known["wmx-l4"]["tool"] == "vllm bench serve"  # those kept here are known too
 
 
+def test_a_row_that_is_the_mean_of_runs_is_predicted_as_such():
+    row = public_points.Row({"hit_share": "0.667", "run_hit_shares": "0 1 1", "prompt_tokens": "48"})
+    runs = public_points.runs_of(row)
+    assert [(run.number("hit_share"), round(weight, 3)) for run, weight in runs] == [(0.0, 0.333), (1.0, 0.667)]
+    assert public_points.runs_of(public_points.Row({"hit_share": "0.5"}))[0][1] == 1.0
+
+
 def test_pairs_of_set_ups_are_counted(tmp_path):
     """Two cards at one load, by every figure that the rows have."""
     with (KEPT / "points.csv").open(encoding="utf-8") as f:

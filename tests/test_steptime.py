@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from servebook.config.params import ModelParams
+from servebook.config.params import ModelParams, VllmEngine
 from servebook.hardware import catalog as hardware
 from servebook.model import reader as model
+from servebook.predictor import server_limits
+from servebook.predictor.awq_kernel import awq_kernel
 from servebook.predictor.priors import naive_priors, vllm_priors
 from servebook.predictor.scheduler import Request, Step
 from servebook.predictor.steptime import NaiveTimes, VllmTimes
@@ -201,3 +203,36 @@ def test_weights_that_are_unpacked_cost_gemms_what_they_save_in_reads():
     assert fp8.dense_token_s > plain.dense_token_s  # Ampere has no fp8 units
     h100 = VllmTimes(load("fp8"), CATALOG["H100-SXM"], constants()).weights
     assert h100.dense_token_s < VllmTimes(load(None), CATALOG["H100-SXM"], constants()).weights.dense_token_s
+
+
+# vLLM's own AWQ kernel on an H200, the four matrices of a Qwen3-32B layer without the sum over the parts of the inputs:
+# {rows: seconds}
+AWQ_KERNEL = {1: 0.353e-3, 16: 0.405e-3, 32: 0.500e-3, 64: 0.735e-3, 128: 1.396e-3, 255: 2.591e-3}
+PUBLIC = Path(__file__).parents[1] / "outputs" / "published" / "public" / "models"
+
+
+def awq_server(**facts):
+    shape = model.read_shape(ModelParams(path=str(PUBLIC / "qwen3-32b-awq"), weights="dummy", dtype="float16"), PUBLIC)
+    return server_limits.server("vllm", VllmEngine(kind="vllm"), shape, hardware.catalog()["H200"], facts)
+
+
+@pytest.mark.parametrize("rows", AWQ_KERNEL)
+def test_the_awq_kernel_takes_what_it_took_on_an_h200(rows):
+    server = awq_server(quantization="awq")
+    kernel = awq_kernel(server.shape, server.gpu)
+    assert kernel.step_s(rows) / 64 == pytest.approx(AWQ_KERNEL[rows], rel=0.15)
+    assert kernel.unpack_s / 64 == pytest.approx(1.88e-3, rel=0.05)
+
+
+def test_only_a_server_that_reports_the_awq_kernel_unpacks_again_every_16_tokens():
+    marlin, plain = awq_server(quantization="awq_marlin"), awq_server(quantization="awq")
+    constants = {n: p.value for n, p in vllm_priors(plain.shape, plain.gpu).items()}
+
+    def seconds(server, tokens):
+        return server.times(constants).weights.step_s(tokens, 1)
+
+    assert awq_kernel(marlin.shape, marlin.gpu) is None
+    assert seconds(plain, 64) > 1.5 * seconds(plain, 16) and seconds(marlin, 64) < 0.5 * seconds(plain, 16)
+    # a prefill unpacks all weights once, then multiplies at the 16-bit rate that Marlin does not reach
+    unpack = 64 * 1.88e-3
+    assert seconds(plain, 2048) > unpack and seconds(plain, 8192) - unpack < seconds(marlin, 8192)
