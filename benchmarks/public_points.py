@@ -4,6 +4,8 @@ Lengths: "fixed"; "equal", which the source tells; "random A-B %" of a nominal v
 to EOS (mean M)" or "(max M)", which varies as answers do; "± P %". Where the table's sources.json says that a source
 does not tell its tool, "fixed" is what nobody told, and ±10 % is taken: equal lengths keep clients in lockstep.
 
+`cached_prompts`: how many of a run's first prompts were in the prefix cache, whole; otherwise `hit_share` of each was.
+
 What a source tells of its runs beside its table stands in sources.json, as `told`: [{"where": {column: cell}, "cells":
 {column: cell}, "why": ...}]. Rows that match get these cells before anything is predicted. A number may be a sum of
 columns and numbers ("prompt_tokens + concurrency + 1500").
@@ -246,7 +248,7 @@ def prompts_of(row: Row, count: int, untold: bool, seed: int = 1) -> list[Prompt
     """The requests, in the order sent."""
     prompt, output = row.number("prompt_tokens") or 1.0, row.number("output_tokens") or 1.0
     how, rng = row.cells.get("lengths", "").strip().lower(), random.Random(seed)
-    hits = row.number("hit_share") or 0.0
+    hits, cached = row.number("hit_share") or 0.0, row.whole("cached_prompts")
     told = re.search(r"(\d+)\s*-\s*(\d+)\s*%", how)
     spread = re.search(r"±\s*(\d+)\s*%", how)
 
@@ -256,7 +258,9 @@ def prompts_of(row: Row, count: int, untold: bool, seed: int = 1) -> list[Prompt
 
     most = re.search(r"max (\d+)", how)
     out = []
-    for _ in range(count):
+    for i in range(count):
+        if cached is not None:
+            hits = float(i < cached)
         if told:
             low, high = int(told[1]) / 100, int(told[2]) / 100
             p, o = between(prompt, low, high), between(output, low, high)

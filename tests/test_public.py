@@ -96,6 +96,13 @@ def test_a_row_that_is_the_mean_of_runs_is_predicted_as_such():
     assert public_points.runs_of(public_points.Row({"hit_share": "0.5"}))[0][1] == 1.0
 
 
+def test_the_first_prompts_of_a_run_may_be_cached():
+    cells = {"lengths": "fixed", "prompt_tokens": "64", "output_tokens": "8", "hit_share": "0.5", "cached_prompts": "1"}
+    assert public_points.prompts_of(public_points.Row(cells), 2, False) == [Prompt(64, 8, 64), Prompt(64, 8, 0)]
+    del cells["cached_prompts"]
+    assert public_points.prompts_of(public_points.Row(cells), 2, False) == [Prompt(64, 8, 32)] * 2
+
+
 def test_pairs_of_set_ups_are_counted(tmp_path):
     """Two cards at one load, by every figure that the rows have."""
     with (KEPT / "points.csv").open(encoding="utf-8") as f:
