@@ -1,5 +1,7 @@
-"""Time of vLLM's own AWQ kernel, which versions up to 0.19 at least use instead of Marlin where `--quantization awq` is
-given. The server's log then says quantization=awq, otherwise awq_marlin.
+"""Time of vLLM's own AWQ kernel, which repeats its work every 16 tokens.
+
+Versions up to 0.19 at least use it instead of Marlin where `--quantization awq` is given. The server's log then says
+quantization=awq, otherwise awq_marlin.
 
 Under 256 tokens (csrc/quantization/awq/gemm_kernels.cu), a block unpacks 128 columns for 16 rows of tokens, an eighth
 of the inputs in pieces of 32, one after the other: every 16 tokens all weights are unpacked again, and narrow matrices
