@@ -24,14 +24,20 @@ from .awq_kernel import WHOLE_FROM, awq_kernel
 # 64, 128 or twice 128 rows, and a partly filled tile takes longer than a full one. From aiconfigurator 0.12's tables of
 # vLLM 0.24, layers of Llama-3.1-8B: 2.8, 3.6, 2.9, 3.8, 3.3 ms for 16, 17, 64, 65, 128 rows, 5.6 and 4.3 for 129 and
 # 256, 9.4 and 6.6 for 257 and 512. With 0.6 of the peak rate and 0.3 of the shorter of reads and GEMMs not hidden, one
-# list serves the H200 and the H100 (3.4, 3.8, 3.5, 4.1, 3.9, 5.8, 4.8, 8.9, 7.0 ms)
+# list serves the H200 and the H100 (3.4, 3.8, 3.5, 4.1, 3.9, 5.8, 4.8, 8.9, 7.0 ms). On an H200 with vLLM 0.26 the
+# kernel alone agrees with it: 2.3, 3.1, 2.5, 3.3, 2.8, 5.0, 3.9 ms up to 256 rows
 EIGHT_BIT_ROWS = {
     1: 1, 16: 16, 17: 191, 32: 167, 48: 121, 64: 113, 65: 207, 80: 182, 96: 171, 128: 166,
     129: 364, 160: 337, 192: 292, 224: 262, 256: 257,
 }  # fmt: skip
-# beyond 256 rows: tiles of this many, of which the last one, with one row, takes this many rows' time more than a full
-# one (157 to 470 rows over 16 sizes of both cards), and with three quarters filled takes no longer
-EIGHT_BIT_TILE, ALMOST_EMPTY_ROWS = 256, 280
+# Beyond 256 rows: tiles of this many, of which the last one, filled with so many rows, takes so many rows' time more
+# than a full one. Measured on an H200 (vLLM 0.26's kernel alone, layers of Llama-3.1-8B, 33 sizes up to 4,097 rows):
+# 9.2 ms for 257 to 288 rows, 6.7 for 320, 5.5 for 480 and 512; 11.7, 10.7, 9.1, 8.6 for 576, 640, 704, 768; 10.1 and
+# 17.5 for 1,024 and 1,025. The mean over the tiles is told in rows at 0.6 of the peak rate and 0.85 of the kernel's own
+# clocks (a bf16 GEMM reaches 0.79 of the peak alone and 0.67 in a server). The tables of both cards have the same at
+# one row
+EIGHT_BIT_TILE = 256
+LAST_TILE_ROWS = {1: 350, 64: 270, 128: 210, 192: 65, 224: 0}
 GRAPH_STEP = 8  # vLLM's CUDA graphs pad decode steps to multiples of 8 sequences
 
 
@@ -118,8 +124,8 @@ class WeightTimes:
             padded = tokens if tokens <= GRAPH_STEP else -(-tokens // GRAPH_STEP) * GRAPH_STEP
             return float(np.interp(padded, list(EIGHT_BIT_ROWS), list(EIGHT_BIT_ROWS.values())))
         full = -(-tokens // EIGHT_BIT_TILE) * EIGHT_BIT_TILE
-        filled = 1 - (full - tokens) / EIGHT_BIT_TILE
-        return full + ALMOST_EMPTY_ROWS * max(0.0, 1 - filled / 0.75)
+        filled = tokens - (full - EIGHT_BIT_TILE)
+        return full + float(np.interp(filled, list(LAST_TILE_ROWS), list(LAST_TILE_ROWS.values())))
 
     def multiply_s(self, tokens: float, samples: float = 0) -> float:
         """Seconds of GEMMs at full tiles: the layers for `tokens` tokens per replica, the LM head for `samples`."""
