@@ -8,7 +8,7 @@ import pytest
 from servebook.config.params import ModelParams, VllmEngine
 from servebook.hardware import catalog as hardware
 from servebook.model import reader as model
-from servebook.predictor.api_server import MERGED, ApiLoop, Outputs
+from servebook.predictor.api_server import MERGED, SWITCH_S, ApiLoop, Outputs
 from servebook.predictor.attention import FP8_KV_ELEMENTS_PER_S, HOPPER_KV_SHARE, kv_bytes_per_s
 from servebook.predictor.parallel import Layout
 from servebook.predictor.priors import vllm_priors
@@ -167,6 +167,21 @@ def test_new_connections_are_accepted_one_in_a_turn():
         ready[text] = sorted(at for at, _, _ in loop.ready)
     assert ready[False][9] - ready[False][0] < 0.002
     assert ready[True][9] - ready[True][0] > 9 * 0.010
+
+
+def test_the_tokenizer_waits_for_the_interpreter_lock_while_the_loop_is_full():
+    # the loop keeps the lock for 5 ms each of the two times that a prompt's tokenizing needs it, one prompt at a time
+    ready = {}
+    for steps in (0, 400):
+        loop = api_loop(Core(), text=True)
+        loop.connections = 10  # open before
+        loop.due[:] = [(0.0, k, Request(k, 16, 4)) for k in range(10)]
+        for k in range(steps):
+            loop.put(Outputs(0.005 * k, 100))
+        loop.run(2.0, idle=False)
+        ready[steps] = sorted(at for at, _, _ in loop.ready)
+    assert ready[400][9] - ready[400][0] == pytest.approx(9 * (2 * SWITCH_S + 16 * loop.tokenize_s))
+    assert ready[0][9] - ready[0][0] < 9 * 2 * SWITCH_S  # nothing to send: the last prompts find the lock free
 
 
 def test_few_tokens_do_not_overtake_the_backlog_of_many():
