@@ -11,7 +11,7 @@ SM's blocks. From 256 tokens on, every step first unpacks all matrices to 16 bit
 
 Both constants and UNPACKED are from an H200 (the kernels' source compiled by itself, the four matrices of a Qwen3-32B
 layer, medians of 10 repeats, one run): 0.42, 0.53, 0.66, 0.78, 1.49, 2.78 ms for 16, 32, 48, 64, 128, 255 rows, and
-1.88 ms to unpack. Other cards by clocks and SMs. A check that taught nothing: on an A100 an engine with this kernel
+1.88 ms to unpack. Other cards by clocks and SMs. Checked, not fitted: on an A100 an engine with this kernel
 takes 195 ms longer a prefill step than with 16-bit weights (P99 TTFT at 4 to 32 clients, cssnoeasy-a100's report); 206
 follow from the H200.
 """
