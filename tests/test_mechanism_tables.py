@@ -94,3 +94,13 @@ def test_the_gap_at_one_client_is_of_steps_and_of_prefill() -> None:
     )
     factors = [float(f) for f in re.findall(r">([\d.]+)×</td>", re.findall(r"<tr>.*?</tr>", made)[1])]
     assert factors[0] == pytest.approx(factors[1] * factors[2] * factors[3], rel=0.1)  # each is rounded
+
+
+def test_a_factor_below_a_half_stands_by_itself() -> None:
+    """ "1/4 of" needs what follows: a cell, and "the factor of …", do not have it."""
+    slower = POINTS.copy()
+    own = slower["engine"] == "vllm"
+    slower.loc[own, "tpot_mean_s"] *= 20
+    slower.loc[own, "output_tok_per_s"] /= 20
+    made = tables.gap_in_words(slower, [], engine="vllm", baseline="naive")
+    assert " of</td>" not in made and " of is " not in made and ">0." in made

@@ -67,11 +67,16 @@ def percent(share: float | None, signed: bool = False) -> str:
     return f"{value:{'+' if signed else ''}.{digits}f} %".replace("-", "−")
 
 
+def factor(ratio: float) -> str:
+    """A factor that stands by itself: 2.4×, 0.25×."""
+    return f"{number(ratio, 2 if ratio < 100 else 3)}×"
+
+
 def times(ratio: float) -> str:
-    """A ratio as text: 2.4×. A ratio below 1/2 is written as its inverse: 1/116."""
+    """A ratio before what it is a ratio of: 2.4×, but below 1/2 its inverse, "1/116 of"."""
     if 0 < ratio < 0.5:
         return f"1/{number(1 / ratio, 2 if 1 / ratio < 100 else 3)} of"
-    return f"{number(ratio, 2 if ratio < 100 else 3)}×"
+    return factor(ratio)
 
 
 def unbroken(text: str) -> str:

@@ -219,7 +219,7 @@ def _against(value: float | None, base: float | None, shown: str) -> str:
     """A value with its ratio to a base in brackets."""
     if not value or not base or 0.995 < value / base < 1.005:
         return shown
-    return f"{shown} ({words.times(value / base)})"
+    return f"{shown} ({words.factor(value / base)})"
 
 
 def _shortened(parts: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:

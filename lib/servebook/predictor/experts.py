@@ -46,6 +46,11 @@ GRAPH_STEP = 8  # vLLM's CUDA graphs pad decode steps to multiples of 8 sequence
 UNPACKING_SHARE = 0.72
 
 
+def _interpolated(rows: float, table: Mapping[int, int]) -> float:
+    """The table's value for that many rows, linear between its entries and constant beyond them."""
+    return float(np.interp(rows, list(table), list(table.values())))
+
+
 def blend(read_s: float, multiply_s: float, loss: float) -> float:
     """Seconds of reads and multiplications that overlap except for the fraction `loss` of the shorter."""
     return max(read_s, multiply_s) + loss * min(read_s, multiply_s)
@@ -122,10 +127,10 @@ class WeightTimes:
             return tokens
         if tokens <= EIGHT_BIT_TILE:
             padded = tokens if tokens <= GRAPH_STEP else -(-tokens // GRAPH_STEP) * GRAPH_STEP
-            return float(np.interp(padded, list(EIGHT_BIT_ROWS), list(EIGHT_BIT_ROWS.values())))
+            return _interpolated(padded, EIGHT_BIT_ROWS)
         full = -(-tokens // EIGHT_BIT_TILE) * EIGHT_BIT_TILE
         filled = tokens - (full - EIGHT_BIT_TILE)
-        return full + float(np.interp(filled, list(LAST_TILE_ROWS), list(LAST_TILE_ROWS.values())))
+        return full + _interpolated(filled, LAST_TILE_ROWS)
 
     def multiply_s(self, tokens: float, samples: float = 0) -> float:
         """Seconds of GEMMs at full tiles: the layers for `tokens` tokens per replica, the LM head for `samples`."""

@@ -199,7 +199,7 @@ def _overhead(points: pd.DataFrame, engine: str, baseline: str | None) -> Mechan
         "Fused kernels, and CUDA graphs where they are on, launch a step in few calls. The naive server's Python "
         "launches every kernel of every layer by itself, and the faster the device, the longer it waits for that.",
         f"At C = 1, with no batching anywhere, a token takes {words.seconds(slow)} on {baseline} and "
-        f"{words.seconds(fast)} on {engine}: {words.times(slow / fast)}.",
+        f"{words.seconds(fast)} on {engine}: {words.factor(slow / fast)}.",
         Html("post 1, point 6"),
     )
 
@@ -222,10 +222,10 @@ def gap_in_words(
         rows += [own.iloc[0], *([own.iloc[-1]] if len(own) > 1 else [])]
     shown = columns({
         "Load": [f"{r['sweep']}, C = {r['concurrency']:.0f}" for r in rows],
-        f"{engine} over {baseline}, output tok/s": [words.times(r["output_ratio"]) for r in rows],
-        "shorter step": [words.times(r["step_ratio"]) for r in rows],
-        "more requests in the batch": [words.times(r["batch_ratio"]) for r in rows],
-        "more of the time decoding": [words.times(r["rest_ratio"]) for r in rows],
+        f"{engine} over {baseline}, output tok/s": [words.factor(r["output_ratio"]) for r in rows],
+        "shorter step": [words.factor(r["step_ratio"]) for r in rows],
+        "more requests in the batch": [words.factor(r["batch_ratio"]) for r in rows],
+        "more of the time decoding": [words.factor(r["rest_ratio"]) for r in rows],
     })  # fmt: skip
     caption = "The ratio of output rates, and the three factors that multiply to it"
     made = table(shown, caption, right=tuple(shown.columns[1:]), fold=False)
@@ -248,8 +248,8 @@ def _gap_sentences(
     if alone:
         row = alone[0]
         text = (
-            f"At C = 1 ({row['sweep']}) nothing is batched: the factor of {words.times(row['output_ratio'])} is "
-            f"{words.times(row['step_ratio'])} from the time of a step, times {words.times(row['rest_ratio'])} from "
+            f"At C = 1 ({row['sweep']}) nothing is batched: the factor of {words.factor(row['output_ratio'])} is "
+            f"{words.factor(row['step_ratio'])} from the time of a step, times {words.factor(row['rest_ratio'])} from "
             "the share of its time that a request decodes rather than prefills"
         )
         host = hosts.get((row["sweep"], "c0001"))
@@ -265,8 +265,8 @@ def _gap_sentences(
         if batch > step:
             parts.append(
                 f"{at} batching makes most of it: {engine} reads the weights once for all requests of a step, and has "
-                f"{words.times(batch)} as many in its batch as {baseline}."
+                f"{words.factor(batch)} as many in its batch as {baseline}."
             )
         else:
-            parts.append(f"{at} the step still makes most of it: {baseline}'s takes {words.times(step)} as long.")
+            parts.append(f"{at} the step still makes most of it: {baseline}'s takes {words.factor(step)} as long.")
     return " ".join(parts)

@@ -78,7 +78,7 @@ def _rates(frame: Any, run: dict[str, Any]) -> list[str]:
         lines += [
             "",
             f"At the same load, {where(own.loc[other])}: {other} {words.number(rates[other])} output tok/s, {serial} "
-            f"{words.number(rates[serial])}, {words.times(row['output_ratio'])}. {_mechanism(row, other, serial)}",
+            f"{words.number(rates[serial])}, {words.factor(row['output_ratio'])}. {_mechanism(row, other, serial)}",
         ]
     return lines
 
@@ -87,7 +87,7 @@ def _mechanism(row: Any, other: str, serial: str) -> str:
     step, batch = row["step_ratio"], row["batch_ratio"]
     if batch >= step:
         return (
-            f"Most of it is batching: a step of {other} reads the weights once for {words.times(batch)} as many "
+            f"Most of it is batching: a step of {other} reads the weights once for {words.factor(batch)} as many "
             f"requests; {serial} serves one at a time."
         )
-    return f"Most of it is the step itself: it takes {serial} {words.times(step)} as long, host work included."
+    return f"Most of it is the step itself: it takes {serial} {words.factor(step)} as long, host work included."
