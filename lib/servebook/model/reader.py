@@ -37,6 +37,7 @@ SHIPPED = {
     "Qwen/Qwen2.5-32B-Instruct": "qwen2.5-32b",
     "Qwen/Qwen3-8B": "qwen3-8b",
     "Qwen/Qwen3-30B-A3B": "qwen3-30b-a3b",
+    "Qwen/Qwen3-30B-A3B-FP8": "qwen3-30b-a3b-fp8",
     "meta-llama/Llama-3.1-8B": "llama-3.1-8b",
     "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
     "mistralai/Mistral-7B-v0.3": "mistral-7b-v0.3",
