@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from servebook.common.measured_point import MeasuredPoint
 from servebook.common.reasons import Reason, ReasonCode
+from servebook.predictor import predict
 from servebook.report import tables
 from servebook.run.book import Book
 from servebook.run_folder import results, sessions
@@ -83,6 +84,18 @@ def test_shares_of_capacity_become_rates_once_a_prediction_is_frozen(book):
     book.predict()
     rates = [s.rate_per_s for s in book.specs("vllm", "arrival_rate")]
     assert len(rates) == 2 and rates[1] == pytest.approx(2 * rates[0], rel=0.01)
+
+
+def test_what_would_be_predicted_from_the_same_inputs_is_not_simulated_again(book, monkeypatch):
+    first = book.predict()
+    simulated = []
+    monkeypatch.setattr(predict, "predict_run", lambda *a, **k: simulated.append(k) or pytest.fail("simulated"))
+    assert book.predict() == first == book.frozen("datasheet")
+    load = book.params.load.model_copy(update={"min_requests": book.params.load.min_requests + 1})
+    book.params = book.params.model_copy(update={"load": load})
+    with pytest.raises(pytest.fail.Exception, match="simulated"):
+        book.predict()
+    assert len(simulated) == 1
 
 
 def test_no_floor_on_a_cpu_whose_rates_are_estimates(book):

@@ -121,7 +121,9 @@ class Run:
         return found
 
     def kernel(self) -> psutil.Process:
-        return next(p for p in self.processes() if "ipykernel_launcher" in " ".join(p.cmdline()))
+        """The kernel: forked from the process with the notebooks' imports, with the same command line."""
+        forks = {p.pid: p for p in self.processes() if "servebook.run.kernel_process" in p.cmdline()}
+        return next(p for p in forks.values() if p.ppid() in forks)
 
     def end(self, within_s: float = 90) -> int:
         """The exit status; fails where anything of the run is left."""

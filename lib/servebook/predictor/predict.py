@@ -16,7 +16,7 @@ from ..model.reader import ModelShape
 from .forecaster import SAMPLES, Forecaster, forecaster
 from .server_limits import PredictedServer
 
-__all__ = ["PUBLISHED_JITTER_S", "Forecaster", "forecaster", "predict_published", "predict_run"]
+__all__ = ["PUBLISHED_JITTER_S", "Forecaster", "forecaster", "inputs", "predict_published", "predict_run"]
 
 PUBLISHED_JITTER_S = 0.05  # assumed client jitter of the posts, which state none: C = 1 figures allow 0 to 0.05
 
@@ -65,7 +65,7 @@ def predict_run(
             if isinstance(spec, RepeatedPoint) and point["fits"]:
                 ended = point["wall_s"] * point["metrics"]["request_rate_per_s"]["value"]
                 sent[spec.prompt_set] = max(sent.get(spec.prompt_set, 0), int(ended) + (spec.concurrency or 1))
-    out["inputs"] = _inputs(params, shape, gpu, facts, calibration)
+    out["inputs"] = inputs(params, shape, gpu, facts, calibration)
     return out
 
 
@@ -106,7 +106,7 @@ def predict_published(
             spec = PointSpec(p.sweep, name, p.point_id, kind, p.prompt_tokens, p.output_tokens, p.concurrency)
             predicted[id(p)] = f.point(spec, p.cache_hit_share or 0.0)
     out["points"] = [predicted[id(p)] for p in measured]
-    out["inputs"] = _inputs(params, shape, gpu, facts, measured)
+    out["inputs"] = inputs(params, shape, gpu, facts, measured)
     return out
 
 
@@ -126,9 +126,10 @@ def _limits(s: PredictedServer) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _inputs(
+def inputs(
     params: RunParams, shape: ModelShape, gpu: Gpu, facts: Any, calibration: Sequence[MeasuredPoint] | None
 ) -> dict[str, Any]:
+    """All inputs of a prediction, as it states them."""
     keep = (
         "sweep", "engine", "point", "concurrency", "prompt_tokens", "output_tokens", "ttft_mean_s", "tpot_mean_s",
         "server_prefill_mean_s", "server_queue_mean_s", "cache_hit_share", "started_at",

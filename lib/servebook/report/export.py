@@ -15,6 +15,7 @@ import yaml
 from ..charts.svg import stand_alone
 from ..common import files
 from ..common.errors import ServebookError
+from ..common.notebook_format import quick_import
 from ..run_folder import results, stored_params
 from . import notes
 from .card import write_card
@@ -39,7 +40,8 @@ def export_post(run_dir: Path | str, post: Path | str, out: Path | str, *, front
     `out`/_posts/DATE-RUN.md with `out`/assets/RUN. Code cells stay out. Raises ServebookError for another engine's name
     or an unreadable notebook.
     """
-    import nbformat
+    with quick_import():
+        import nbformat
 
     known_generator(front_matter)
     try:

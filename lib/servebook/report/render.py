@@ -13,6 +13,7 @@ from typing import Any
 
 from ..charts.words import listing
 from ..common.errors import ServebookError
+from ..common.notebook_format import quick_import
 from ..config.points import CALIBRATION
 from ..run_folder import frozen_predictions, results, stored_params
 from ..run_folder.layout import RunFiles
@@ -141,7 +142,8 @@ def excerpt(path: Path, ids: Ids, links: Mapping[str, str], scrub: Scrub) -> Cha
 
 
 def _read(path: Path) -> Any:
-    import nbformat
+    with quick_import():
+        import nbformat
 
     try:
         return nbformat.read(path, as_version=4)

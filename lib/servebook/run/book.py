@@ -143,6 +143,11 @@ class Book(WorkingRun):
         if engine is not None:
             learned = [p for p in self.stored_points() if p.engine == engine and p.sweep == points.CALIBRATION]
             facts = {engine: self.facts(engine)}
+        given = predict.inputs(self.params, self.shape, self.gpu, facts, learned)
+        if kept_entry := frozen_predictions.unchanged(self.dir, stage, given):
+            if dropped := _dropped(learned):
+                self.tell(f"{engine}: {dropped}", True)
+            return kept_entry
         asked: dict[str, Any] = {
             "facts": facts, "engines": of, "capacity_per_s": frozen_predictions.frozen_capacity(self.dir, stage)
         }  # fmt: skip

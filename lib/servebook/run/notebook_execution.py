@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.errors import ServebookError
+from ..common.notebook_format import quick_import
 
 KERNEL = "python3"
 
@@ -20,10 +21,13 @@ def execute(
     The finished copy appears under its name only if every cell ran, so a failed notebook is never published. A notebook
     whose kernel died is run once more; its measured points are kept.
     """
-    import papermill
+    with quick_import():
+        import papermill
     from jupyter_client.kernelspec import NoSuchKernel
     from nbclient.exceptions import DeadKernelError
     from papermill.exceptions import PapermillException
+
+    from .kernels import Kernel
 
     if not source.exists():
         raise ServebookError("no such notebook", str(source), "Restore notebooks/ from the repository")
@@ -40,6 +44,7 @@ def execute(
             papermill.execute_notebook(
                 _literal(source), _literal(partial), parameters, kernel_name=KERNEL, progress_bar=False,
                 cwd=str(source.parent), extra_arguments=["--IPKernelApp.log_level=CRITICAL"],
+                kernel_manager_class=Kernel,
             )  # fmt: skip
             break
         except RuntimeError as error:

@@ -7,6 +7,7 @@ that no kernel's death leaves it running and no notebook's end stops it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -132,6 +133,15 @@ def run(params_path: str, *, only: str | None = None, command: list[str] | None 
     return outcome
 
 
+def forked_kernels(plan: list[NotebookStep]) -> contextlib.AbstractContextManager[None]:
+    """The block in which these steps are executed, with forked kernels (see kernels)."""
+    if not plan:
+        return contextlib.nullcontext()
+    from .kernels import forked  # jupyter_client takes a while to import
+
+    return forked()
+
+
 def _from_anywhere(typed: str) -> str:
     """A parameter file's path for the kernels, whose working folder is notebooks/: relative to the checkout if it is
     inside (pages do not name this machine's folders), otherwise absolute."""
@@ -155,7 +165,7 @@ def report(book: Book, params_path: str, *, url: str | None = None) -> Path:
 
 
 def _execute(book: Book, plan: list[NotebookStep], progress: Progress, outcome: RunOutcome) -> None:
-    with _Bench(book, progress, outcome) as bench:
+    with forked_kernels(plan), _Bench(book, progress, outcome) as bench:
         for position, step in enumerate(plan):
             progress.at(position)
             sweeps = [s.sweep for s in plan[position:] if s.engine == step.engine]

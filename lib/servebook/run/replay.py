@@ -27,10 +27,11 @@ def replay_run(run_dir: Path, on_step: Callable[[str], None] = lambda _: None) -
     try:
         every = pipeline.steps(book.params, str(book.files.params))
         steps = [s for s in every if s.engine is None or book.facts(s.engine)]
-        for k, step in enumerate(steps, 1):
-            on_step(f"[{k}/{len(steps)}] {step.copy_name.removesuffix('.ipynb')}")
-            source = pipeline.NOTEBOOKS / f"{step.notebook}.ipynb"
-            execute(source, book.files.notebooks / step.copy_name, step.parameters)
+        with pipeline.forked_kernels(steps):
+            for k, step in enumerate(steps, 1):
+                on_step(f"[{k}/{len(steps)}] {step.copy_name.removesuffix('.ipynb')}")
+                source = pipeline.NOTEBOOKS / f"{step.notebook}.ipynb"
+                execute(source, book.files.notebooks / step.copy_name, step.parameters)
     finally:
         os.environ.pop(STORED) if before is None else os.environ.update({STORED: before})
 

@@ -37,8 +37,8 @@ def freeze(
     stored = read(run_dir)
     before = of_stage(stored["frozen"], stage)
     digest = provenance.sha256(prediction["inputs"])
-    if before is not None and before.get("inputs_sha256") == digest:
-        return before
+    if kept := unchanged(run_dir, stage, prediction["inputs"]):
+        return kept
     seen = _measured(run_dir)
     overtaken = any(_held_out(k, stage) for k in seen)
     predicted: list[PredictedPoint] = _finite(prediction["points"])
@@ -64,6 +64,12 @@ def freeze(
     stored["frozen"].append(_finite(entry))
     files.write_json(path, stored)
     return of_stage(stored["frozen"], stage) or entry
+
+
+def unchanged(run_dir: Path, stage: str, inputs: Mapping[str, Any]) -> StagePrediction | None:
+    """The stage's valid entry if it was predicted from these inputs, so that it need not be predicted again."""
+    before = of_stage(read(run_dir)["frozen"], stage)
+    return before if before is not None and before.get("inputs_sha256") == provenance.sha256(inputs) else None
 
 
 def frozen_capacity(run_dir: Path, stage: str) -> dict[str, float]:
