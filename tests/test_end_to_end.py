@@ -212,6 +212,9 @@ def test_an_engine_that_dies_at_start_costs_its_own_points_only(tmp_path):
     text = text.replace("enforce_eager: true", "extra_args: [--no-such-flag]").replace("run: demo", "run: half")
     for old in ("requests: 8}", "requests: 5}"):
         text = text.replace(old, "requests: 2}")
+    for old in ("min_requests: 12", "max_requests: 40", "min_seconds: 2"):  # none is about how long a point takes
+        assert old in text
+        text = text.replace(old, QUICK[old])
     (tmp_path / "half.yaml").write_text(text)
     done = servebook("run", str(tmp_path / "half.yaml"), outputs=tmp_path)
     assert done.returncode == 1
