@@ -129,8 +129,12 @@ def main() -> None:
         )
         with tempfile.TemporaryDirectory() as unpacked, tarfile.open(path.with_suffix(".tar.xz")) as archive:
             archive.extractall(unpacked, filter="data")
-            found = {name: Book.at(Path(unpacked) / name) for name in blind["runs"]}
+            kept = (Path(unpacked) / name for name in blind["runs"])
+            found = {run.name: Book.at(run) for run in kept if run.exists()}
             for name, predicted in blind["runs"].items():
+                if name not in found:
+                    print(f"  {name.removeprefix('h200-'):<32}predicted, not measured")
+                    continue
                 print(*table(name.removeprefix("h200-"), rows(found[name], predicted)), sep="\n")
                 if options.today:
                     print(*table("  today", rows(found[name], today(found[name]))), sep="\n")
