@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
 from servebook.config.params import ModelParams, VllmEngine
 from servebook.hardware import catalog as hardware
 from servebook.model import reader as model
-from servebook.predictor.api_server import MERGED, SWITCH_S, ApiLoop, Outputs
+from servebook.predictor.api_server import GATHER_S, GATHERED, MERGED, SWITCH_S, ApiLoop, Outputs
 from servebook.predictor.attention import FP8_KV_ELEMENTS_PER_S, HOPPER_KV_SHARE, kv_bytes_per_s
 from servebook.predictor.parallel import Layout
 from servebook.predictor.priors import vllm_priors
 from servebook.predictor.scheduler import Request
 from servebook.predictor.server_limits import server
-from servebook.predictor.simulated_clients import Prompt, SimulatedClients, Traffic
+from servebook.predictor.simulated_clients import TOKENIZE_S, Prompt, SimulatedClients, Traffic
 from servebook.predictor.steptime import VllmTimes
 
 CARDS = hardware.catalog()
@@ -97,6 +98,7 @@ class Core:
     """An API server's core: 0.1 ms an event, 1 ms a request."""
 
     event_s = 1e-4
+    gathers_prompts = False
 
     def frontend(self, prompt_tokens):
         return 0.001
@@ -142,6 +144,46 @@ def test_the_loop_yields_between_chunks_of_a_step():
     ((ready, _, _),) = loop.ready
     # turns of 128, 128 and 44 events, the first of which has begun when the request comes; then it is alone
     assert ready == pytest.approx(0.030 + 0.001)
+
+
+class Gathering(Core):
+    """As vLLM 0.10 to 0.23: prompts are tokenized in batches."""
+
+    gathers_prompts = True
+
+
+def tokenized(times, arrivals):
+    """When each text reaches the engine."""
+    loop = api_loop(times, arrivals=arrivals, text=True)
+    loop.run(10.0, idle=False)
+    return [ready for ready, _, _ in sorted(loop.ready)]
+
+
+def test_prompts_that_come_while_a_batch_is_tokenized_are_the_next_batch():
+    alone = tokenized(Core(), [0.0])[0]
+    assert tokenized(Gathering(), [0.0])[0] == pytest.approx(alone + GATHER_S)  # a batch waits for more prompts
+    one_by_one, together = tokenized(Core(), [0.0] * 40), tokenized(Gathering(), [0.0] * 40)
+    seconds = 16 * TOKENIZE_S
+    batches = 1 + sum(b - a > 2 * seconds for a, b in pairwise(together))
+    assert batches < sum(b - a > SWITCH_S for a, b in pairwise(one_by_one))  # each waits for the interpreter lock
+    assert together[-1] < one_by_one[-1]
+
+
+def test_a_batch_of_prompts_has_a_largest_size():
+    loop = api_loop(Gathering(), text=True)
+    ends = [loop._tokenized(0.0, 0.0, True) for _ in range(2 + 2 * GATHERED)]
+    batches = [len(list(same)) for _, same in groupby(ends)]
+    assert batches == [1, GATHERED, GATHERED, 1]
+
+
+@pytest.mark.parametrize(("version", "gathers"), [("0.9.2", 0), ("0.10.1", 1), ("0.23.0", 1), ("0.24.0", 0), (None, 0)])
+def test_versions_that_tokenize_in_batches(version, gathers):
+    found = server("v", VllmEngine(kind="vllm", max_model_len=4096), shape(), H200, {"version": version})
+    assert (
+        found.gathers_prompts
+        == gathers
+        == found.times({n: p.value for n, p in vllm_priors(shape(), H200).items()}).gathers_prompts
+    )
 
 
 def test_experts_are_launched_one_by_one_only_beyond_the_graphs():

@@ -21,6 +21,7 @@ class Times:
     """Fixed step times: 10 ms a decode step plus 1 µs a context token, 100 ms a step that prefills."""
 
     event_s = prepare_s = engine_sequence_s = 0.0
+    gathers_prompts = False
 
     def first_event(self, prompt_tokens):
         return 0.0

@@ -19,15 +19,22 @@ CHUNK = 128
 # main thread's samples at 256 clients 17 % were in process_outputs. Bounds: 0.1 to 0.3
 MERGED = 0.2
 # A thread that needs Python's interpreter lock waits this long for a thread that keeps it (sys.getswitchinterval's
-# default). The tokenizer has a thread of its own and needs the lock twice for a prompt, before and after its work
-# outside Python. Checked on a burst of 500 (published, kvcached): its mean TTFT of 3.0 s is predicted within 5 %
+# default). The tokenizer has a thread of its own and needs the lock twice, before and after its work outside Python
 SWITCH_S = 0.005
+
+
+# From vLLM 0.10 until June 2026 prompts are tokenized in batches: those that come within GATHER_S of the first one, or
+# while the batch before is in the thread, at most GATHERED (AsyncMicrobatchTokenizer, vllm-project/vllm#19334; removed
+# by #45759). A full loop notices the end of the wait, the end of the thread's work and its result one turn later each
+# (GATHER_TURNS). Read in the source, not fitted
+GATHER_S, GATHERED, GATHER_TURNS = 0.002, 32, 3
 
 
 class RequestTimes(Protocol):
     """What the API server's core and the way to the engine take (seconds)."""
 
     event_s: float  # of the core per token event
+    gathers_prompts: bool  # whether prompts are tokenized in batches
 
     def frontend(self, prompt_tokens: int) -> float:
         """Time before a request reaches the engine: HTTP, JSON, tokenizing, hashing."""
@@ -78,7 +85,9 @@ class ApiLoop:
         self.ready: list[tuple[float, int, Request]] = []  # heap of requests on their way to the engine, by arrival
         self.connections = self.inside = 0  # connections accepted so far; requests under way
         self.opens = clients.load.text  # our own client has opened its connections before
-        self.tokenizer_free = 0.0
+        self.turn_s = 0.0  # length of the last turn
+        self.tokenizer_free = 0.0  # when the thread ends its batch
+        self.gathered, self.gathered_end = 0, 0.0  # prompts of the next batch, and its end
         self.tokenize_s = TOKENIZE_S if clients.load.text else 0.0
         self.due = clients.due
 
@@ -130,7 +139,7 @@ class ApiLoop:
             end += late + self.times.later_busy(r.prompt_tokens)
             if r.first_s < 0:
                 r.first_s = start + sending + late
-        self.clock = end
+        self.clock, self.turn_s = end, end - start
         self.ending -= len(last)
         self.inside -= len(last)
         for r in last:
@@ -224,7 +233,26 @@ class ApiLoop:
         """The loop has sent the request to the engine. more: the loop has other requests to do next."""
         if self.tokenize_s:
             full = more or bool(self.dialing) or bool(self.outputs and self.outputs[0].at <= at)
-            locked = 2 * SWITCH_S if full else 0.0
-            at = self.tokenizer_free = max(self.tokenizer_free, at) + locked + self.tokenize_s * r.prompt_tokens
+            at = self._tokenized(at, self.tokenize_s * r.prompt_tokens, full)
         r.ready_s = at + self.times.frontend(r.prompt_tokens) - self.times.frontend_busy(r.prompt_tokens)
         heapq.heappush(self.ready, (r.ready_s, r.id, r))
+
+    def _tokenized(self, at: float, seconds: float, full: bool) -> float:
+        """When the tokens of a prompt that takes `seconds` are there. full: the loop has other work."""
+        locked = 2 * SWITCH_S if full else 0.0
+        if not self.times.gathers_prompts:
+            self.tokenizer_free = max(self.tokenizer_free, at) + locked + seconds
+            return self.tokenizer_free
+        locked += GATHER_TURNS * self.turn_s if full else GATHER_S
+        if self.gathered and at >= self.tokenizer_free:
+            self.tokenizer_free, self.gathered = self.gathered_end, 0
+        if at >= self.tokenizer_free:
+            self.tokenizer_free = at + locked + seconds
+            return self.tokenizer_free
+        if self.gathered == GATHERED:
+            self.tokenizer_free, self.gathered = self.gathered_end, 0
+        if not self.gathered:
+            self.gathered_end = self.tokenizer_free + locked
+        self.gathered += 1
+        self.gathered_end += seconds
+        return self.gathered_end

@@ -24,6 +24,7 @@ NON_TORCH_GIB, NCCL_GIB = 0.25, 0.3
 NAIVE_NON_TORCH_GIB = 0.9  # CUDA context and workspaces of the naive server
 FP8_ON_BLACKWELL = ("glm_moe_dsa",)  # models whose KV cache vLLM makes fp8 there unless set otherwise
 ASYNCHRONOUS_FROM = (0, 14)
+GATHERING = (0, 10), (0, 24)  # versions whose API server tokenizes prompts in batches (see api_server)
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class PredictedServer:
     notes: tuple[str, ...] = ()
     captured_tokens: int = 512  # the largest step with CUDA graphs, 0: eager
     pool: Pool | None = None
+    gathers_prompts: bool = False  # the API server tokenizes prompts in batches (see api_server)
 
     @property
     def naive(self) -> bool:
@@ -54,7 +56,9 @@ class PredictedServer:
         if self.naive:
             return NaiveTimes(self.shape, self.gpu, constants)
         asynchronous = self.config.async_scheduling or self.gpu.is_cpu
-        return VllmTimes(self.shape, self.gpu, constants, self.layout, self.captured_tokens, asynchronous)
+        return VllmTimes(
+            self.shape, self.gpu, constants, self.layout, self.captured_tokens, asynchronous, self.gathers_prompts
+        )
 
     def refuses(self, prompt_tokens: int, output_tokens: int) -> Refusal | None:
         """Why the server rejects such a request; None if it serves it."""
@@ -131,7 +135,8 @@ def server(
     )  # fmt: skip
     captured = _captured_tokens(given, gpu, budget, max_sequences, known)
     return PredictedServer(
-        name, "vllm", shape, gpu, config, context, layout, tokens, source, problem, tuple(notes), captured, held
+        name, "vllm", shape, gpu, config, context, layout, tokens, source, problem, tuple(notes), captured, held,
+        _gathers_prompts(known.get("version")),
     )  # fmt: skip
 
 
@@ -162,9 +167,20 @@ def _as_cached_on(gpu: Gpu, shape: ModelShape) -> ModelShape:
 
 def _asynchronous(version: Any, gpu: Gpu) -> bool:
     """Whether vLLM schedules a step while the one before runs, by default: from 0.14 on (vLLM's release notes)."""
+    number = _number(version)
+    return not gpu.is_cpu and (number is None or number >= ASYNCHRONOUS_FROM)
+
+
+def _gathers_prompts(version: Any) -> bool:
+    """Whether this version tokenizes prompts in batches; a version that is not known counts as new."""
+    number = _number(version)
+    return number is not None and GATHERING[0] <= number < GATHERING[1]
+
+
+def _number(version: Any) -> tuple[int, int] | None:
+    """(major, minor) of a version's text; None if it is not known."""
     numbers = re.findall(r"\d+", str(version or ""))[:2]
-    old = len(numbers) == 2 and (int(numbers[0]), int(numbers[1])) < ASYNCHRONOUS_FROM
-    return not gpu.is_cpu and not old
+    return (int(numbers[0]), int(numbers[1])) if len(numbers) == 2 else None
 
 
 def _step_limits(given: BatchingEngine, gpu: Gpu, context: int, known: Mapping[str, Any]) -> tuple[int, int]:

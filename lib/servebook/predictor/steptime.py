@@ -111,6 +111,7 @@ class VllmTimes(_Model):
         layout: Layout = ALONE,
         captured_tokens: int = 512,
         asynchronous: bool = True,
+        gathers_prompts: bool = False,
     ) -> None:
         constants = on_this_host(constants)
         super().__init__(layout.rank(shape), gpu, constants, layout.data if shape.experts else 1)
@@ -125,7 +126,7 @@ class VllmTimes(_Model):
         self.piecewise_s = self.launch_s * constants.get("piecewise_share", 1.0)
         if shape.experts:  # not in piecewise_s: captured graphs contain the experts' kernels
             self.launch_s += shape.experts.layers * constants.get("expert_launch_s", 0.0)
-        self.asynchronous = asynchronous
+        self.asynchronous, self.gathers_prompts = asynchronous, gathers_prompts
         # 0 on a CPU, where preparing a step overlaps with nothing and is part of host_s
         self.prepare_s = constants.get("prepare_s", 0.0) * (1.0 if asynchronous else EXPOSED_SHARE)
         self.engine_sequence_s = constants.get("engine_sequence_s", 0.0)
