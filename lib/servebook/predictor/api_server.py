@@ -23,10 +23,10 @@ MERGED = 0.2
 SWITCH_S = 0.005
 
 
-# From vLLM 0.10 until June 2026 prompts are tokenized in batches: those that come within GATHER_S of the first one, or
-# while the batch before is in the thread, at most GATHERED (AsyncMicrobatchTokenizer, vllm-project/vllm#19334; removed
-# by #45759). A full loop notices the end of the wait, the end of the thread's work and its result one turn later each
-# (GATHER_TURNS). Read in the source, not fitted
+# vLLM 0.10 to 0.23 (read in the wheels of 0.9.2, 0.10.0, 0.23.0 and 0.24.0) tokenizes prompts in batches: those that
+# come within GATHER_S of the first one, or while the batch before is in the thread, at most GATHERED
+# (AsyncMicrobatchTokenizer, vllm-project/vllm#19334 and #45759). A full loop notices the end of the wait, the end of
+# the thread's work and its result one turn later each (GATHER_TURNS). Nothing of it is fitted
 GATHER_S, GATHERED, GATHER_TURNS = 0.002, 32, 3
 
 
