@@ -244,13 +244,11 @@ class ApiLoop:
             self.tokenizer_free = max(self.tokenizer_free, at) + locked + seconds
             return self.tokenizer_free
         locked += GATHER_TURNS * self.turn_s if full else GATHER_S
-        if self.gathered and at >= self.tokenizer_free:
-            self.tokenizer_free, self.gathered = self.gathered_end, 0
+        if self.gathered == GATHERED or (self.gathered and at >= self.tokenizer_free):
+            self.tokenizer_free, self.gathered = self.gathered_end, 0  # this prompt does not join it
         if at >= self.tokenizer_free:
             self.tokenizer_free = at + locked + seconds
             return self.tokenizer_free
-        if self.gathered == GATHERED:
-            self.tokenizer_free, self.gathered = self.gathered_end, 0
         if not self.gathered:
             self.gathered_end = self.tokenizer_free + locked
         self.gathered += 1

@@ -176,7 +176,7 @@ SORT_STEP_S, SORT_ENTRY_S = 1e-4, 2e-9
 
 
 def _sorts(facts: Mapping[str, object]) -> bool:
-    return facts.get("sampling") == "top-p" and _before(facts.get("version"), (0, 16))
+    return facts.get("sampling") == "top-p" and before(facts.get("version"), (0, 16))
 
 
 def _sampling(shape: ModelShape, gpu: Gpu, bandwidth_share: float, sorts: bool = False) -> Prior:
@@ -213,7 +213,8 @@ EAGER_GAPS_S = 13e-6
 def _host_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object], layout: Layout) -> dict[str, Prior]:
     """Priors of the host times in the engine's process: scheduling, and launching kernels."""
     # 11 kernels per layer; quantizing activations adds one, of O's input; the others are fused with a norm or
-    # activation. Decode steps of Llama-3.1-8B in fp8 on an H200 (2026-12-01) took 0.3 ms less than predicted with two
+    # activation. Decode steps of Llama-3.1-8B in fp8 on an H200 (2026-12-01) took 0.1 to 0.4 ms less than predicted
+    # with two, of which one kernel is 0.1
     eight_bit = shape.activation_quantization_bytes > 0
     # tensor parallel: two all-reduces
     kernels = (11 + eight_bit + 2 * (layout.tensor > 1) + more_kernels(shape)) / 11
@@ -234,7 +235,7 @@ def _host_priors(shape: ModelShape, gpu: Gpu, facts: Mapping[str, object], layou
     # the H200 run's own host gave 1.9 ms; the whole steps of small models on others' hosts take 1.8 to 2.4. Checked on
     # H100s with synchronous scheduling, where 8 clients' TPOT was too long by the same 0.8 to 1.9 ms at 2, 4 and 8 GPUs
     prepare = "scheduling, inputs, replaying a graph; from gaps between long launches and first tokens, small models"
-    old = _before(facts.get("version"), (0, 14))
+    old = before(facts.get("version"), (0, 14))
     running = "scheduling, inputs and outputs per running request in the engine's process"
     engine_sequence = (22e-6, 8e-6) if old else (18e-6, 6e-6)
     return {
@@ -303,7 +304,8 @@ def expert_priors(shape: ModelShape, layout: Layout = ALONE) -> dict[str, Prior]
     }
 
 
-def _before(version: object, what: tuple[int, int]) -> bool:
+def before(version: object, what: tuple[int, int]) -> bool:
+    """Whether a version's text is of one before `what` (major, minor); a version that is not known counts as new."""
     numbers = re.findall(r"\d+", str(version or ""))[:2]
     return len(numbers) == 2 and (int(numbers[0]), int(numbers[1])) < what
 

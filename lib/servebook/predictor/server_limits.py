@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +12,7 @@ from ..model.reader import ModelShape
 from . import awq_kernel, server_flags
 from .kv_groups import Pool, pool
 from .parallel import ALONE, Layout
+from .priors import before
 from .refusal import Refusal
 from .scheduler import SchedulerConfig
 from .steptime import NaiveTimes, VllmTimes
@@ -167,20 +167,12 @@ def _as_cached_on(gpu: Gpu, shape: ModelShape) -> ModelShape:
 
 def _asynchronous(version: Any, gpu: Gpu) -> bool:
     """Whether vLLM schedules a step while the one before runs, by default: from 0.14 on (vLLM's release notes)."""
-    number = _number(version)
-    return not gpu.is_cpu and (number is None or number >= ASYNCHRONOUS_FROM)
+    return not gpu.is_cpu and not before(version, ASYNCHRONOUS_FROM)
 
 
 def _gathers_prompts(version: Any) -> bool:
     """Whether this version tokenizes prompts in batches; a version that is not known counts as new."""
-    number = _number(version)
-    return number is not None and GATHERING[0] <= number < GATHERING[1]
-
-
-def _number(version: Any) -> tuple[int, int] | None:
-    """(major, minor) of a version's text; None if it is not known."""
-    numbers = re.findall(r"\d+", str(version or ""))[:2]
-    return (int(numbers[0]), int(numbers[1])) if len(numbers) == 2 else None
+    return before(version, GATHERING[1]) and not before(version, GATHERING[0])
 
 
 def _step_limits(given: BatchingEngine, gpu: Gpu, context: int, known: Mapping[str, Any]) -> tuple[int, int]:
